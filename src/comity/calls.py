@@ -243,6 +243,7 @@ def run(
     with show_progress(progress) as progress_for:
         display = progress_for(comparing.title(experiment, False))
         if resume and RunFolder(folder).has_run:
+            RunFolder(folder).check_begun()
             check_same(folder, job.experiment, record_messages)
             for text in engine_warnings(folder, experiment):
                 warnings.warn(escape_terminal(text), stacklevel=2)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from traceback import extract_tb
+from traceback import FrameSummary, extract_tb
 
 from comity.hints import find_similar
+
+PACKAGE = Path(__file__).parent
+METHODS = PACKAGE / "algorithms"
 
 
 class ComityError(Exception):
@@ -60,7 +63,9 @@ def unknown(what: str, name: str, names: Iterable[str]) -> UsageError:
 
 
 def describe(why: BaseException) -> str:
-    """Return an exception as one sentence: its type, where it was raised, and its message."""
+    """Return an exception as one sentence: its type, where it was raised, from which line of a
+    method or a user's file, and its message.
+    """
     if isinstance(why, ComityError):
         return str(why)
     if shortage := _describe_shortage(why):
@@ -75,11 +80,33 @@ def describe(why: BaseException) -> str:
     ] or all_frames
     where = ""
     if frames:
-        last = frames[-1]
-        where = f" in {last.name} ({Path(last.filename).name}:{last.lineno})"
+        where = f" in {_place(frames[-1])}"
+        if (caller := _line_of_method(frames)) and caller is not frames[-1]:
+            where += f", called from {_place(caller)}"
     # torch appends its C++ stack after these words
     message = str(why).partition("\nException raised from")[0]
     return f"{type(why).__name__}{where}: {message}"
+
+
+def _place(frame: FrameSummary) -> str:
+    return f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})"
+
+
+def _line_of_method(frames: Sequence[FrameSummary]) -> FrameSummary | None:
+    """The innermost line of a method's file, or of a user's file, that Comity called; None if there
+    is none.
+    """
+    first = next((n for n, frame in enumerate(frames) if _in_package(frame)), len(frames))
+    method_lines = [
+        frame
+        for frame in frames[first:]
+        if not _in_package(frame) or METHODS in Path(frame.filename).parents
+    ]
+    return method_lines[-1] if method_lines else None
+
+
+def _in_package(frame: FrameSummary) -> bool:
+    return PACKAGE in Path(frame.filename).parents
 
 
 NO_MEMORY = (

@@ -1,8 +1,11 @@
-"""The memory of this machine."""
+"""The memory and the processes of this machine."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,6 +54,24 @@ def available_memory() -> int | None:
     if not free and (total := total_memory()) is not None:
         free.append(total // 2)
     return min(free, default=None)
+
+
+PR_SET_PDEATHSIG = 1  # as in prctl.h
+
+
+def signal_at_end_of_parent(number: int) -> Callable[[], None] | None:
+    """Return a function that a new process calls to get a signal when its parent ends in any way.
+
+    None on other systems than Linux. A process whose parent ends before the call gets no signal.
+    """
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None)  # loaded before the fork, after which little is safe
+
+    def ask_for_signal() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, number)
+
+    return ask_for_signal
 
 
 def private_memory(pid: int) -> int:

@@ -17,8 +17,8 @@ USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "officia
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
-    """Sites with the policy as it comes, with class counts allowed."""
-    changes = {'"gradients"]': '"gradients", "class counts"]'}
+    """Sites with the policy as it comes, with class counts and covariances allowed."""
+    changes = {'"gradients"]': '"gradients", "class counts", "covariances"]'}
     return Sites(tmp_path_factory.mktemp("sites"), SIZES, changes, classes=2)
 
 
@@ -60,6 +60,7 @@ def test_values_of_few_records_do_not_leave(
         ("relay(n_avg=10)", {}),
         ("relay(n_avg=0)", {}),
         ("fedproto", {}),
+        ("ccvr", {}),
         ("adcol(noise=gauss_l2)", {}),
     ],
     ids=str,
@@ -79,13 +80,26 @@ def test_single_records_need_a_permission_by_name(tmp_path: Path) -> None:
     begin(sites, "adcol")
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fd", "relay(n_avg=0)"])
-def test_means_of_a_small_class_do_not_leave(tmp_path: Path, method: str) -> None:
-    changes = {'"gradients"]': '"gradients", "class counts"]'}
-    sites = Sites(tmp_path / "sites", {"north": (60, 20), "east": (60, 20)}, changes)
-    with pytest.raises(Refused, match="records") as refused:
-        begin(sites, method)
+@pytest.fixture(scope="module")
+def sites_with_small_classes(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    """Sites with fewer than 10 training records of some classes; all kinds of content may leave."""
+    changes = {'"gradients"]': '"gradients", "class counts", "covariances"]'}
+    sizes = {"north": (105, 20), "east": (105, 20)}
+    return Sites(tmp_path_factory.mktemp("sites"), sizes, changes)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fd", "relay(n_avg=0)", "ccvr", "ccvr+mr"])
+def test_statistics_of_a_small_class_do_not_leave(
+    sites_with_small_classes: Sites, method: str
+) -> None:
+    with pytest.raises(Refused, match="lets values of 10 records or more leave") as refused:
+        begin(sites_with_small_classes, method)
     assert not any(f" {count} " in str(refused.value) for count in range(1, 10))  # untold
+
+
+@pytest.mark.parametrize("method", ["fedavg+dbe", "fedavg+mr", "fedavg+prbm"])
+def test_means_over_all_classes_leave(sites_with_small_classes: Sites, method: str) -> None:
+    begin(sites_with_small_classes, method)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""The library as somebody uses it who types calls into a notebook: they complete, they answer, and
-they say what is wrong.
-"""
+"""The Python functions: signatures and completion, results and their HTML, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +45,9 @@ def result(fed: comity.Federation) -> comity.Result:
 
 
 @pytest.fixture(scope="module")
-def made(fed: comity.Federation, tmp_path_factory: pytest.TempPathFactory) -> comity.Comparison:
+def comparison(
+    fed: comity.Federation, tmp_path_factory: pytest.TempPathFactory
+) -> comity.Comparison:
     return comity.compare(
         ["fedavg", "fedavg+dbe"],
         fed,
@@ -57,7 +57,7 @@ def made(fed: comity.Federation, tmp_path_factory: pytest.TempPathFactory) -> co
     )
 
 
-# What an editor completes.
+# Signatures and completion.
 
 
 def test_every_setting_is_a_keyword_of_run_with_its_default() -> None:
@@ -74,7 +74,7 @@ def test_every_setting_is_a_keyword_of_run_with_its_default() -> None:
 
 
 @pytest.mark.parametrize("call", [comity.compare, comity.tune, comity.leave_one_out])
-def test_the_other_calls_take_the_same_settings(call: Any) -> None:
+def test_other_functions_take_the_settings_of_run(call: Any) -> None:
     assert inspect.signature(call).parameters["settings"].annotation == "Unpack[Settings]"
     assert list(Settings.__annotations__) == [
         name for name in Experiment.model_fields if name != "algorithm"
@@ -84,20 +84,22 @@ def test_the_other_calls_take_the_same_settings(call: Any) -> None:
         assert annotation.__forward_arg__ == parameters[name].annotation, name
 
 
-def test_help_says_what_each_setting_means() -> None:
-    said = " ".join((inspect.getdoc(comity.run) or "").split())
+def test_docstring_describes_each_setting() -> None:
+    help_text = " ".join((inspect.getdoc(comity.run) or "").split())
     for name, field in Experiment.model_fields.items():
         if name not in ("algorithm", "model", "metric"):
-            assert f" {name}: {' '.join(str(field.description).split())}" in said
+            assert f" {name}: {' '.join(str(field.description).split())}" in help_text
 
 
-def test_public_names_are_there_without_torch() -> None:
+def test_public_names_do_not_import_torch() -> None:
     code = (
         "import sys, comity; print(sorted(comity.__all__) == dir(comity), comity.__version__,"
         " 'torch' in sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"True \d+\.\d+\.\d+\S* False\n", ended.stdout)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch(r"True \d+\.\d+\.\d+\S* False\n", result.stdout)
     assert all(getattr(comity, name) is not None for name in comity.__all__)
     assert {
         "run",
@@ -133,14 +135,14 @@ def test_editors_complete_settings_and_results() -> None:
         ("comity.run('fedavg').to_pan", "to_pandas"),
         ("comity.rep", "report"),
     ):
-        found = jedi.Script(f"import comity\n{line}", project=project).complete(2, len(line))
-        assert expected in [one.name for one in found], line
+        completions = jedi.Script(f"import comity\n{line}", project=project).complete(2, len(line))
+        assert expected in [completion.name for completion in completions], line
 
 
-# A method's own options.
+# Options of methods.
 
 
-def test_three_ways_to_give_an_option_are_one(fed: comity.Federation) -> None:
+def test_three_ways_to_give_an_option_are_equal(fed: comity.Federation) -> None:
     ways = [
         comity.run("fedavg+dbe", fed, kappa=7, **SMALL),
         comity.run("fedavg+dbe", fed, set={"kappa": 7}, **SMALL),
@@ -149,7 +151,7 @@ def test_three_ways_to_give_an_option_are_one(fed: comity.Federation) -> None:
     assert ways[0].metrics == ways[1].metrics == ways[2].metrics
 
 
-untyped: Any = comity  # who misspells has no type checker
+untyped: Any = comity  # calls that a type checker would reject
 WRONG: list[tuple[Any, str]] = [
     (lambda fed: untyped.run("fedavg", fed, round=3), "Did you mean 'rounds'?"),
     (lambda fed: untyped.run("fedavg+dbe", fed, kapa=3), "Did you mean 'kappa'?"),
@@ -195,40 +197,40 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_what_is_wrong_is_said_in_a_sentence(call: Any, said: str, fed: comity.Federation) -> None:
+@pytest.mark.parametrize(("call", "expected"), WRONG, ids=[expected for _, expected in WRONG])
+def test_wrong_call_is_refused(call: Any, expected: str, fed: comity.Federation) -> None:
     with pytest.raises(comity.UsageError) as why:
         call(fed)
-    assert said in str(why.value)
+    assert expected in str(why.value)
     assert "\n" not in str(why.value)
 
 
-# What comes back.
+# Results.
 
 
-def test_a_result_in_a_notebook(result: comity.Result, fed: comity.Federation) -> None:
-    for one in (result, result.model("p0"), fed, comity.load("digits")):
-        assert "\n" not in repr(one)
-        assert len(repr(one)) < 200
-    shown = result._repr_html_()
-    assert len(shown) < 20_000
-    assert shown.count(LINE) == 2
+def test_repr_and_html_of_a_result(result: comity.Result, fed: comity.Federation) -> None:
+    for item in (result, result.model("p0"), fed, comity.load("digits")):
+        assert "\n" not in repr(item)
+        assert len(repr(item)) < 200
+    html = result._repr_html_()
+    assert len(html) < 20_000
+    assert html.count(LINE) == 2
     for party, figure in result.summary["accuracy"]["per_party"].items():
-        assert f">{party}</td>" in shown
-        assert f">{figure:.1%}</td>" in shown
-    assert "<script" not in shown
+        assert f">{party}</td>" in html
+        assert f">{figure:.1%}</td>" in html
+    assert "<script" not in html
     counts = fed._repr_html_()
     assert all(f">{int(n)}</td>" in counts for n in fed.counts().flatten())
 
 
-def test_names_are_text_in_a_notebook() -> None:
+def test_names_are_escaped_in_html() -> None:
     x, y = np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 2
     fed = comity.Federation.from_arrays({"a": (x, y), "b": (x, y)})
     object.__setattr__(fed, "name", "<script>alert(1)</script>")
     assert "<script>" not in fed._repr_html_()
 
 
-def test_colours_stand_out_in_the_light_and_in_the_dark() -> None:
+def test_colours_have_contrast_on_light_and_dark_pages() -> None:
     from comity.charts.themes import EITHER
 
     def light(colour: str) -> float:
@@ -244,7 +246,7 @@ def test_colours_stand_out_in_the_light_and_in_the_dark() -> None:
             assert (high + 0.05) / (low + 0.05) >= 3, (colour, page)
 
 
-def test_pandas(result: comity.Result, made: comity.Comparison) -> None:
+def test_to_pandas(result: comity.Result, comparison: comity.Comparison) -> None:
     rows = result.to_pandas()
     last = rows[
         (rows["round"] == 2)
@@ -257,64 +259,72 @@ def test_pandas(result: comity.Result, made: comity.Comparison) -> None:
         result.to_pandas("ledger").query("kind == 'up'").bytes.sum()
         == result.summary["bytes"]["up"]
     )
-    methods = made.to_pandas().set_index("method")
+    methods = comparison.to_pandas().set_index("method")
     assert methods.loc["fedavg", "mean"] == pytest.approx(
-        np.mean([made.results["fedavg"][seed].summary["accuracy"]["mean"] for seed in (0, 1)])
+        np.mean([comparison.results["fedavg"][seed].summary["accuracy"]["mean"] for seed in (0, 1)])
     )
-    assert set(made.to_pandas("answers").party) == {"p0", "p1", "p2"}
-    assert len(made.to_pandas("metrics").groupby(["method", "seed"])) == 6
+    assert set(comparison.to_pandas("answers").party) == {"p0", "p1", "p2"}
+    assert len(comparison.to_pandas("metrics").groupby(["method", "seed"])) == 6
 
 
-def test_without_pandas_a_sentence(result: comity.Result, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_pandas_without_pandas_is_refused(
+    result: comity.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(comity.UsageError, match="pip install pandas"):
         result.to_pandas()
 
 
-def test_a_comparison(made: comity.Comparison, fed: comity.Federation) -> None:
-    assert [row.algorithm for row in made.rows] == ["solo", "fedavg", "fedavg+dbe"]
-    assert made.seeds == (0, 1)
+def test_comparison_results_and_html(comparison: comity.Comparison, fed: comity.Federation) -> None:
+    assert [row.algorithm for row in comparison.rows] == ["solo", "fedavg", "fedavg+dbe"]
+    assert comparison.seeds == (0, 1)
     splits = {
         run.job.federation.fingerprint()
-        for seeds in made.results.values()
+        for seeds in comparison.results.values()
         for run in seeds.values()
     }
-    assert splits == {fed.fingerprint()}, "a given federation is the same under every seed"
-    assert made.results["fedavg"][0].metrics != made.results["fedavg"][1].metrics, (
-        "but a seed changes the draws"
+    assert splits == {fed.fingerprint()}, "the federation differs between seeds"
+    assert comparison.results["fedavg"][0].metrics != comparison.results["fedavg"][1].metrics, (
+        "the seed does not change the draws"
     )
-    assert made.results["fedavg+dbe"][0].job.experiment.set == {"kappa": 50}
-    shown = unescape(made._repr_html_())
-    assert shown.count(LINE) == 3
-    assert all(answer.says in shown for answer in made.answers)
-    assert made.reading in shown
-    assert repr(made).startswith("<comparison by accuracy: ")
+    assert comparison.results["fedavg+dbe"][0].job.experiment.set == {"kappa": 50}
+    html = unescape(comparison._repr_html_())
+    assert html.count(LINE) == 3
+    assert all(answer.says in html for answer in comparison.answers)
+    assert comparison.reading in html
+    assert repr(comparison).startswith("<comparison by accuracy: ")
 
 
-def test_one_run_is_the_comparisons(made: comity.Comparison, fed: comity.Federation) -> None:
+def test_single_run_equals_that_of_the_comparison(
+    comparison: comity.Comparison, fed: comity.Federation
+) -> None:
     alone = comity.run("fedavg+dbe", fed, seed=1, kappa=50, **SMALL)
-    assert alone.metrics == made.results["fedavg+dbe"][1].metrics
+    assert alone.metrics == comparison.results["fedavg+dbe"][1].metrics
 
 
-def test_a_folder_is_opened(made: comity.Comparison) -> None:
-    again = comity.open(made.folder)
+def test_open_a_comparison_and_a_run(comparison: comity.Comparison) -> None:
+    again = comity.open(comparison.folder)
     assert isinstance(again, comity.Comparison)
-    assert (again.rows, again.answers, again.reading) == (made.rows, made.answers, made.reading)
-    one = comity.open(made.folder / "fedavg" / "seed-1")
-    assert isinstance(one, comity.Result)
-    assert one.metrics == made.results["fedavg"][1].metrics
-    for name, tensor in one.model("p1").theta.items():
-        assert tensor.equal(made.results["fedavg"][1].model("p1").theta[name])
+    assert (again.rows, again.answers, again.reading) == (
+        comparison.rows,
+        comparison.answers,
+        comparison.reading,
+    )
+    run = comity.open(comparison.folder / "fedavg" / "seed-1")
+    assert isinstance(run, comity.Result)
+    assert run.metrics == comparison.results["fedavg"][1].metrics
+    for name, tensor in run.model("p1").theta.items():
+        assert tensor.equal(comparison.results["fedavg"][1].model("p1").theta[name])
 
 
-def test_damage_is_not_opened(made: comity.Comparison, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(made.folder, tmp_path / "copy"))
-    told = json.loads((copy / "comparison.json").read_text(encoding="utf-8"))
-    told["rows"][1]["gained"] = 6
-    (copy / "comparison.json").write_text(json.dumps(told), encoding="utf-8")
+def test_open_refuses_damaged_files(comparison: comity.Comparison, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(comparison.folder, tmp_path / "copy"))
+    content = json.loads((copy / "comparison.json").read_text(encoding="utf-8"))
+    content["rows"][1]["gained"] = 6
+    (copy / "comparison.json").write_text(json.dumps(content), encoding="utf-8")
     with pytest.raises(comity.ComityError, match=r"comparison\.json is damaged"):
         comity.open(copy)
-    shutil.copy(made.folder / "comparison.json", copy / "comparison.json")
+    shutil.copy(comparison.folder / "comparison.json", copy / "comparison.json")
     rows = copy / "fedavg" / "seed-0" / "metrics.csv"
     rows.write_text(rows.read_text(encoding="utf-8").replace("0.", "1.", 1), encoding="utf-8")
     for folder in (copy, rows.parent):
@@ -322,21 +332,23 @@ def test_damage_is_not_opened(made: comity.Comparison, tmp_path: Path) -> None:
             comity.open(folder)
 
 
-def test_what_is_no_run_or_not_finished(made: comity.Comparison, tmp_path: Path) -> None:
+def test_open_refuses_other_folders_and_unfinished_runs(
+    comparison: comity.Comparison, tmp_path: Path
+) -> None:
     with pytest.raises(comity.UsageError, match="neither a run nor a comparison"):
         comity.open(tmp_path)
     with pytest.raises(comity.UsageError, match="there are runs in seed-0, seed-1"):
-        comity.open(made.folder / "fedavg")
-    copy = Path(shutil.copytree(made.folder / "fedavg" / "seed-0", tmp_path / "run"))
+        comity.open(comparison.folder / "fedavg")
+    copy = Path(shutil.copytree(comparison.folder / "fedavg" / "seed-0", tmp_path / "run"))
     (copy / "summary.json").unlink()
     with pytest.raises(comity.UsageError, match="not finished"):
         comity.open(copy)
 
 
-def test_the_command_lines_comparison_is_opened(tmp_path: Path) -> None:
-    from harness import works
+def test_open_a_comparison_of_the_command_line(tmp_path: Path) -> None:
+    from harness import succeed
 
-    works(
+    succeed(
         "compare",
         "fedavg",
         "--parties",
@@ -350,24 +362,26 @@ def test_the_command_lines_comparison_is_opened(tmp_path: Path) -> None:
         "--out",
         tmp_path / "c",
     )
-    made = comity.open(tmp_path / "c")
-    assert isinstance(made, comity.Comparison)
-    assert made.results["fedavg"][1].model("p2").predict(comity.load("digits").x[:2]).shape == (2,)
+    comparison = comity.open(tmp_path / "c")
+    assert isinstance(comparison, comity.Comparison)
+    assert comparison.results["fedavg"][1].model("p2").predict(
+        comity.load("digits").x[:2]
+    ).shape == (2,)
     same = comity.compare(
         ["fedavg"], parties=3, rounds=1, model="linear", seeds=(0, 1), out=tmp_path / "c"
     )
-    assert same.rows == made.rows
+    assert same.rows == comparison.rows
 
 
-def test_tuning(fed: comity.Federation) -> None:
-    made = comity.tune("fedprox", fed, grid={"mu": [0.1, 1.0], "lr": [0.1]}, **SMALL)
-    assert made.best.validation == max(trial.validation for trial in made.trials)
-    assert len(made.to_pandas()) == len(made.trials) == 2
-    assert made.best.settings["lr"] == 0.1
-    assert "<table" in made._repr_html_()
+def test_tune(fed: comity.Federation) -> None:
+    tuning = comity.tune("fedprox", fed, grid={"mu": [0.1, 1.0], "lr": [0.1]}, **SMALL)
+    assert tuning.best.validation == max(trial.validation for trial in tuning.trials)
+    assert len(tuning.to_pandas()) == len(tuning.trials) == 2
+    assert tuning.best.settings["lr"] == 0.1
+    assert "<table" in tuning._repr_html_()
 
 
-def test_a_folder_that_was_taken_away(fed: comity.Federation, tmp_path: Path) -> None:
+def test_result_whose_folder_was_removed(fed: comity.Federation, tmp_path: Path) -> None:
     result = comity.run("fedavg", fed, out=tmp_path / "run", **SMALL)
     shutil.rmtree(tmp_path / "run")
     assert repr(result).startswith("<fedavg: accuracy ")
@@ -376,10 +390,10 @@ def test_a_folder_that_was_taken_away(fed: comity.Federation, tmp_path: Path) ->
             ask()
 
 
-# Who watches.
+# Progress.
 
 
-def test_scripts_are_quiet_unless_asked(
+def test_progress_is_off_by_default_in_scripts(
     fed: comity.Federation, capfd: pytest.CaptureFixture[str]
 ) -> None:
     comity.run("fedavg", fed, **SMALL)
@@ -388,25 +402,25 @@ def test_scripts_are_quiet_unless_asked(
     assert "round 2/2" in capfd.readouterr().err
 
 
-# Frames.
+# Data frames.
 
 
-def test_frames_columns_go_by_their_names() -> None:
+def test_columns_of_data_frames_are_matched_by_name() -> None:
     rng = np.random.default_rng(0)
     x, y = (
         pd.DataFrame(rng.normal(size=(60, 3)), columns=["age", "dose", "days"]),
         np.arange(60) % 2,
     )
     x["dose"] += 4 * y
-    turned = x[["dose", "days", "age"]]
-    fed = comity.Federation.from_arrays({"north": (x, y), "south": (turned, y)})
+    reordered_frame = x[["dose", "days", "age"]]
+    fed = comity.Federation.from_arrays({"north": (x, y), "south": (reordered_frame, y)})
     assert (
         [column.name for column in fed.schema.columns] == ["age", "dose", "days"]
         if fed.schema
         else False
     )
     model = comity.run("fedavg", fed, rounds=5, model="linear", lr=0.1).model("south")
-    assert model.predict(turned).equal(model.predict(x))
+    assert model.predict(reordered_frame).equal(model.predict(x))
     assert (model.predict(x).numpy() == y).mean() > 0.9
     with pytest.raises(comity.UsageError, match="see 'age'"):
         comity.Federation.from_arrays(
@@ -414,56 +428,57 @@ def test_frames_columns_go_by_their_names() -> None:
         )
 
 
-# What lies in a folder is not taken for something else.
+# Folders of other data or settings.
 
 
-def test_a_folder_does_not_answer_for_other_data(tmp_path: Path) -> None:
-    """A finished comparison, tuning and leave-one-out are taken as they are only for the same
-    samples.
-    """
-    one, other = (
+def test_folder_of_other_data_is_refused(tmp_path: Path) -> None:
+    """Finished runs of a comparison or tuning are reused only for the same samples."""
+    first, other = (
         comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=seed)
         for seed in (0, 5)
     )
     how: dict[str, Any] = {"rounds": 1, "model": "linear", "progress": False}
-    comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
-    comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
+    comity.compare(["fedavg"], first, out=tmp_path / "compare", **how)
+    comity.compare(["fedavg"], first, out=tmp_path / "compare", **how)
     with pytest.raises(comity.UsageError, match=r"The data of .* have changed since"):
         comity.compare(["fedavg"], other, out=tmp_path / "compare", **how)
-    comity.tune("fedavg", one, grid={"lr": [0.1]}, out=tmp_path / "tune", **how)
+    comity.tune("fedavg", first, grid={"lr": [0.1]}, out=tmp_path / "tune", **how)
     with pytest.raises(comity.UsageError, match=r"The data of .* have changed since"):
         comity.tune("fedavg", other, grid={"lr": [0.1]}, out=tmp_path / "tune", **how)
 
 
-def test_a_folder_does_not_answer_for_another_network(tmp_path: Path) -> None:
+def test_folder_of_another_network_is_refused(tmp_path: Path) -> None:
     fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
 
-    def server(layer: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    def build_network(layer: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer()), nn.Linear(8, 10)
 
     how: dict[str, Any] = {"rounds": 1, "progress": False}
-    comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
-    comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
+    comity.compare(["fedavg"], fed, model=build_network(nn.ReLU), out=tmp_path / "out", **how)
+    comity.compare(["fedavg"], fed, model=build_network(nn.ReLU), out=tmp_path / "out", **how)
     with pytest.raises(comity.UsageError, match="holds a run of another network"):
-        comity.compare(["fedavg"], fed, model=server(nn.Tanh), out=tmp_path / "out", **how)
-    run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=server(nn.Tanh))
+        comity.compare(["fedavg"], fed, model=build_network(nn.Tanh), out=tmp_path / "out", **how)
+    run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=build_network(nn.Tanh))
     assert isinstance(run, comity.Result)
     with pytest.raises(comity.UsageError, match="holds a run of another network"):
         run.model("p0")
 
 
-def test_networks_that_would_be_trained_otherwise_than_meant_are_refused() -> None:
+def test_frozen_and_tied_weights_are_refused() -> None:
     fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
-    frozen = nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False)), nn.Linear(8, 10)
+    frozen_model = (
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False)),
+        nn.Linear(8, 10),
+    )
     with pytest.raises(comity.UsageError, match=r"has frozen weights \(1.weight, "):
-        comity.run("fedavg", fed, model=frozen, rounds=1)
-    one = nn.Linear(10, 10)
-    tied = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), one), one
+        comity.run("fedavg", fed, model=frozen_model, rounds=1)
+    shared_layer = nn.Linear(10, 10)
+    tied_model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), shared_layer), shared_layer
     with pytest.raises(comity.UsageError, match="one weight in two places"):
-        comity.run("fedavg", fed, model=tied, rounds=1)
+        comity.run("fedavg", fed, model=tied_model, rounds=1)
 
 
-def test_what_a_network_draws_for_itself_is_the_same_for_all_methods() -> None:
+def test_random_initial_values_of_a_custom_network_are_equal_for_all_methods() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -483,7 +498,7 @@ def test_what_a_network_draws_for_itself_is_the_same_for_all_methods() -> None:
     assert runs[0].metrics == runs[1].metrics
 
 
-def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Path) -> None:
+def test_comparison_with_an_extended_run_is_refused(tmp_path: Path) -> None:
     comity.compare(
         ["fedavg"],
         parties=2,
@@ -507,7 +522,7 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "expected"),
     [
         (lambda fed, here: comity.run("fedavg", fed, num_clients=3), "Did you mean 'parties'"),
         (lambda fed, here: comity.run("fedavg", fed, learning_rate=0.1), "Did you mean 'lr'"),
@@ -517,9 +532,9 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
         (lambda fed, here: comity.run("fedavg", fed, **SMALL).model(1), "no party called 1"),  # type: ignore[arg-type]
     ],
 )
-def test_what_people_try_gets_a_sentence(
-    call: Any, said: str, fed: comity.Federation, tmp_path: Path
+def test_names_of_other_frameworks_and_wrong_types_are_refused(
+    call: Any, expected: str, fed: comity.Federation, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(comity.UsageError, match=re.escape(said)):
+    with pytest.raises(comity.UsageError, match=re.escape(expected)):
         call(fed, tmp_path)

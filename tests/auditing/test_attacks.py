@@ -1,4 +1,4 @@
-"""Attacks on real runs: each is shown to work where it must, and to say so where it cannot."""
+"""Attacks on real runs: each has power where it must, and reports where it has none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comity.auditing.inverting import match_samples, recover_samples
 from comity.auditing.view import View
 from comity.base.key import Key
 
-HOMES: list[TemporaryDirectory[str]] = []
+FOLDERS: list[TemporaryDirectory[str]] = []
 SETTINGS: dict[str, Any] = {
     "partition": "iid",
     "parties": 4,
@@ -31,68 +31,68 @@ SETTINGS: dict[str, Any] = {
 
 
 @cache
-def attacked(method: str, **settings: Any) -> RunAudit:
-    """What attacks find in a run."""
-    HOMES.append(TemporaryDirectory())
-    folder = Path(HOMES[-1].name) / "run"
+def attack_run(method: str, **settings: Any) -> RunAudit:
+    """The findings of all attacks on a new run."""
+    FOLDERS.append(TemporaryDirectory())
+    folder = Path(FOLDERS[-1].name) / "run"
     comity.run(method, out=folder, record_messages=True, **(SETTINGS | settings))
     return audit_run(folder)
 
 
 def finding(audited: RunAudit, attack: str) -> Finding:
-    found = {one.attack: one for one in audited.findings}
-    assert attack in found, (sorted(found), audited.untried)
-    return found[attack]
+    by_attack = {item.attack: item for item in audited.findings}
+    assert attack in by_attack, (sorted(by_attack), audited.untried)
+    return by_attack[attack]
 
 
 # --- rows
 
 
-def test_rows_give_members_away() -> None:
-    """Nearly all: first rows are made by weights that hardly differ from those that everybody
-    starts from.
+def test_membership_attack_on_rows_has_power() -> None:
+    """The first rows come from weights that are close to the common initial weights, so nearly all
+    members are found.
     """
-    found = finding(attacked("adcol"), "membership: rows, first weights")
-    assert found.power
-    assert found.success > 0.95
-    assert found.figures["members"] + found.figures["others"] == sum(
+    result = finding(attack_run("adcol"), "membership: rows, first weights")
+    assert result.power
+    assert result.success > 0.95
+    assert result.figures["members"] + result.figures["others"] == sum(
         len(party.train) + len(party.test)
         for party in comity.load("digits").partition("iid", parties=4, seed=0).parties.values()
     )
-    assert found.figures["tpr_at_0.01"][0] > 0.5
-    assert found.figures["tpr_at_0.001"] is None, "450 samples cannot show one in a thousand"
-    assert "0.1% of false positives cannot be measured" in " ".join(found.notes)
-    assert found.epsilon is not None
-    assert found.epsilon > 1
+    assert result.figures["tpr_at_0.01"][0] > 0.5
+    assert result.figures["tpr_at_0.001"] is None, "450 samples cannot show one in a thousand"
+    assert "0.1% of false positives cannot be measured" in " ".join(result.notes)
+    assert result.epsilon is not None
+    assert result.epsilon > 1
 
 
-def test_rows_can_be_decoded() -> None:
-    found = finding(attacked("adcol"), "decoder, first weights")
-    assert found.power
-    assert found.success > 0.5
-    assert found.prior < 0.1
-    assert found.figures["squared_error"] < found.figures["squared_error_of_a_mean_picture"]
+def test_decoder_attack_on_rows_has_power() -> None:
+    result = finding(attack_run("adcol"), "decoder, first weights")
+    assert result.power
+    assert result.success > 0.5
+    assert result.prior < 0.1
+    assert result.figures["squared_error"] < result.figures["squared_error_of_a_mean_picture"]
 
 
-def test_noise_takes_the_power_away_and_that_is_said() -> None:
-    noisy = attacked("adcol(noise=lap_l1,epsilon=0.1)")
+def test_attacks_on_noisy_rows_have_no_power() -> None:
+    noisy = attack_run("adcol(noise=lap_l1,epsilon=0.1)")
     for attack in ("membership: rows, first weights", "membership: rows, colluder's model"):
-        found = finding(noisy, attack)
-        assert not found.power
-        assert "has no power here" in found.sentence
-        assert "does not show that nothing can be learned" in found.sentence
-        assert found.epsilon == 0.0
+        result = finding(noisy, attack)
+        assert not result.power
+        assert "has no power here" in result.sentence
+        assert "does not show that nothing can be learned" in result.sentence
+        assert result.epsilon == 0.0
 
 
-def test_own_first_weights_leave_the_colluders_model_only() -> None:
-    assert {one.attack for one in attacked("adcol", init="own").findings} == {
+def test_with_own_initial_weights_only_the_colluder_attacks() -> None:
+    assert {item.attack for item in attack_run("adcol", init="own").findings} == {
         "membership: rows, colluder's model",
         "decoder, colluder's model",
     }
 
 
-def test_of_some_rows_nobody_knows_whose_they_are() -> None:
-    (untried,) = attacked("adcol(sampling=0.5)").untried
+def test_decoder_is_not_tried_on_sampled_rows() -> None:
+    (untried,) = attack_run("adcol(sampling=0.5)").untried
     assert untried.attack == "decoder"
     assert "it is not known which sample a row is of" in untried.sentence
 
@@ -107,73 +107,73 @@ def test_a_linear_encoder_is_inverted_exactly() -> None:
 # --- means
 
 
-def test_first_means_give_members_away() -> None:
-    found = finding(attacked("relay"), "membership: class means, first weights")
-    assert found.power
-    assert found.success > 0.6
+def test_membership_attack_on_class_means_has_power() -> None:
+    result = finding(attack_run("relay"), "membership: class means, first weights")
+    assert result.power
+    assert result.success > 0.6
 
 
-def test_means_of_nothing_are_not_attacked() -> None:
-    assert not attacked("relay(secret=1.0)").findings
+def test_secret_means_are_not_attacked() -> None:
+    assert not attack_run("relay(secret=1.0)").findings
 
 
 # --- weights and updates
 
 
-def test_fedavg_sends_weights_and_is_attacked_by_them() -> None:
-    """With few samples that are trained on often, weights give their members away."""
-    found = attacked("fedavg", parties=20, epochs=20, rounds=3)
-    by_updates = finding(found, "membership: updates")
+def test_membership_attack_on_weights_has_power() -> None:
+    """With few samples and many epochs, weights reveal members."""
+    audited = attack_run("fedavg", parties=20, epochs=20, rounds=3)
+    by_updates = finding(audited, "membership: updates")
     assert by_updates.power
-    assert finding(found, "membership: weights").success > 0.5
-    many = finding(found, "inversion: updates")
+    assert finding(audited, "membership: weights").success > 0.5
+    many = finding(audited, "inversion: updates")
     assert not many.power
     assert many.success == 0
 
 
 @pytest.mark.long
-def test_one_small_step_is_inverted() -> None:
-    found = finding(attacked("fedavg", steps=1, batch=5, model="mlp2"), "inversion: updates")
-    assert found.power
-    assert found.figures["samples"] == 4 * 5
-    assert found.success >= 0.9
-    assert found.prior == 0.0
-    assert found.pictures is not None
-    scale = (found.pictures.originals - found.pictures.guesses).flatten(1).norm(
+def test_update_of_one_small_step_is_inverted() -> None:
+    result = finding(attack_run("fedavg", steps=1, batch=5, model="mlp2"), "inversion: updates")
+    assert result.power
+    assert result.figures["samples"] == 4 * 5
+    assert result.success >= 0.9
+    assert result.prior == 0.0
+    assert result.pictures is not None
+    scale = (result.pictures.originals - result.pictures.guesses).flatten(1).norm(
         dim=1
-    ) / found.pictures.originals.flatten(1).norm(dim=1)
-    assert scale[0] < 1e-3, "the best is the sample itself"
+    ) / result.pictures.originals.flatten(1).norm(dim=1)
+    assert scale[0] < 1e-3, "the best guess is not the sample itself"
 
 
 # --- gradients
 
 
-def test_gradients_of_small_batches_give_their_samples_away() -> None:
-    found = attacked("fed-sps", rounds=1, batch=6, model="mlp2")
-    inverted = finding(found, "inversion: gradients")
-    assert inverted.power
-    assert inverted.figures["samples"] == 4 * 6
-    assert inverted.success >= 0.8
-    spanned = finding(found, "membership: gradients")
-    assert spanned.figures["tpr_at_0.01"][0] == pytest.approx(
-        6 / (spanned.figures["members"] / 4), abs=0.01
-    ), "those in batches"
+def test_gradients_of_small_batches_are_inverted() -> None:
+    audited = attack_run("fed-sps", rounds=1, batch=6, model="mlp2")
+    inversion = finding(audited, "inversion: gradients")
+    assert inversion.power
+    assert inversion.figures["samples"] == 4 * 6
+    assert inversion.success >= 0.8
+    membership = finding(audited, "membership: gradients")
+    assert membership.figures["tpr_at_0.01"][0] == pytest.approx(
+        6 / (membership.figures["members"] / 4), abs=0.01
+    ), "more or fewer members than those in batches"
 
 
-def test_gradients_of_large_batches_are_not() -> None:
-    found = attacked("fed-sps", rounds=1, batch=100, steps=1)
-    assert "at least as many samples as a sample has values" in found.untried[0].sentence
-    assert not finding(found, "inversion: gradients").power
+def test_gradients_of_large_batches_are_not_inverted() -> None:
+    audited = attack_run("fed-sps", rounds=1, batch=100, steps=1)
+    assert "at least as many samples as a sample has values" in audited.untried[0].sentence
+    assert not finding(audited, "inversion: gradients").power
 
 
-def test_a_first_layer_that_is_no_matrix_is_said() -> None:
-    found = attacked("fed-sps", rounds=1, batch=100, steps=1, model="lenet5")
-    assert [type(one) for one in found.untried] == [Untried, Untried]
-    assert all("not dense" in one.sentence for one in found.untried)
+def test_convolutional_first_layer_is_reported_as_untried() -> None:
+    audited = attack_run("fed-sps", rounds=1, batch=100, steps=1, model="lenet5")
+    assert [type(item) for item in audited.untried] == [Untried, Untried]
+    assert all("not dense" in item.sentence for item in audited.untried)
 
 
 def relu_layer(x: Tensor, units: int, seed: int) -> FirstLayer:
-    """The gradient of a dense layer with ReLU after it, whatever is behind."""
+    """The gradient of a dense layer followed by ReLU, with random gradients from later layers."""
     source = torch.Generator().manual_seed(seed)
     weight = torch.randn(units, x.shape[1], generator=source, dtype=torch.float64)
     changes = torch.randn(len(x), units, generator=source, dtype=torch.float64) * (x @ weight.T > 0)
@@ -181,71 +181,71 @@ def relu_layer(x: Tensor, units: int, seed: int) -> FirstLayer:
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 8])
-def test_a_batch_is_computed_from_its_gradient(samples: int) -> None:
+def test_batch_is_recovered_from_its_gradient(samples: int) -> None:
     x = torch.randn(
         samples, 30, generator=torch.Generator().manual_seed(samples), dtype=torch.float64
     )
-    found = recover_samples(relu_layer(x, 150, 0), Key(0))
-    assert found is not None
-    assert torch.cdist(found, x).amin(0).max() < 1e-3
+    recovered_samples = recover_samples(relu_layer(x, 150, 0), Key(0))
+    assert recovered_samples is not None
+    assert torch.cdist(recovered_samples, x).amin(0).max() < 1e-3
 
 
-def test_a_batch_that_is_too_large_is_not() -> None:
+def test_too_large_batch_is_not_recovered() -> None:
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert recover_samples(relu_layer(x, 150, 0), Key(0)) is None
     assert recover_samples(FirstLayer(torch.zeros(4, 3), torch.zeros(4)), Key(0)) is None
 
 
-def test_what_is_close_to_two_samples_is_neither() -> None:
+def test_guess_close_to_two_samples_matches_neither() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]])
     certain, which, _ = match_samples(torch.tensor([[0.1, 0.0], [0.5, 0.0], [0.0, 4.0]]), x)
     assert certain.tolist() == [True, False, True]
     assert which[[0, 2]].tolist() == [0, 2]
 
 
-# --- what is true of all
+# --- all attacks
 
 
-def test_samples_that_are_sent_need_no_attack() -> None:
-    """Pooled data, and Fed-SPS's near-copies: an audit that called this nothing would be worse than
-    none.
-    """
-    pooled = finding(attacked("centralized", rounds=1), "samples in the open")
-    assert pooled.success == 1.0
-    copies = finding(attacked("fed-sps(mode=samples)", rounds=1, batch=10), "samples in the open")
+def test_samples_that_are_sent_are_found() -> None:
+    """Pooled data, and the near-copies of Fed-SPS."""
+    pooled_data = finding(attack_run("centralized", rounds=1), "samples in the open")
+    assert pooled_data.success == 1.0
+    copies = finding(attack_run("fed-sps(mode=samples)", rounds=1, batch=10), "samples in the open")
     assert copies.figures["recovered"] == 4 * 10
-    assert "samples in the open" not in {one.attack for one in attacked("adcol").findings}
+    assert "samples in the open" not in {item.attack for item in attack_run("adcol").findings}
 
 
-def test_what_is_sent_and_not_attacked_is_said() -> None:
+def test_untried_contents_are_reported() -> None:
     assert any(
         "how many samples there are of each class was not tried" in text
-        for text in attacked("relay").sentences
+        for text in attack_run("relay").sentences
     )
 
 
-def test_a_party_alone_tells_nothing() -> None:
+def test_solo_run_has_nothing_to_attack() -> None:
     """The one message of SOLO is empty."""
-    assert attacked("solo").rows() == [
-        ["solo", "none", "", "", "", "", "0", "", attacked("solo").rows()[0][8], "0 B"]
+    assert attack_run("solo").rows() == [
+        ["solo", "none", "", "", "", "", "0", "", attack_run("solo").rows()[0][8], "0 B"]
     ]
-    assert "Nothing was sent" in attacked("solo").sentences[0]
+    assert "Nothing was sent" in attack_run("solo").sentences[0]
 
 
 @pytest.mark.long
-def test_the_same_audit_comes_out_again() -> None:
-    again = audit_run(attacked("adcol").folder)
-    assert again.plain() == attacked("adcol").plain()
+def test_audit_is_deterministic() -> None:
+    again = audit_run(attack_run("adcol").folder)
+    assert again.plain() == attack_run("adcol").plain()
 
 
 def test_test_samples_that_were_not_drawn_show_no_epsilon() -> None:
-    found = finding(attacked("relay", test="tail(0.25)"), "membership: class means, first weights")
-    assert found.epsilon is None
-    assert "not drawn at random" in " ".join(found.notes)
+    result = finding(
+        attack_run("relay", test="tail(0.25)"), "membership: class means, first weights"
+    )
+    assert result.epsilon is None
+    assert "not drawn at random" in " ".join(result.notes)
 
 
 def test_a_claim_that_an_attack_exceeds_is_refuted() -> None:
-    claims = replace(attacked("adcol"), claimed=1.0, unit="record")
+    claims = replace(attack_run("adcol"), claimed=1.0, unit="record")
     assert claims.epsilon_shown is not None
     assert (
         claims.sentences[0]
@@ -254,14 +254,14 @@ def test_a_claim_that_an_attack_exceeds_is_refuted() -> None:
     )
     assert "refuted" not in " ".join(replace(claims, claimed=100.0).sentences)
     assert "refuted" not in " ".join(replace(claims, unit="party").sentences), (
-        "what hides a party from others is no claim here"
+        "a claim about parties is taken for one about records"
     )
     assert claims.rows()[0][6] == "1"
     assert replace(claims, unit="party").rows()[0][6] == "1 (party)"
 
 
-def test_what_a_run_claims_is_read_from_its_summary() -> None:
-    view = View(attacked("adcol").folder)
+def test_claimed_epsilon_is_that_of_the_summary() -> None:
+    view = View(attack_run("adcol").folder)
     assert view.claimed is None
     assert view.delta == 1e-5
     view.summary["privacy"] = {"epsilon": 1.5, "delta": 1e-6}

@@ -1,6 +1,4 @@
-"""`comity audit` as people and programs meet it: a table, figures, a page with pictures, and one
-sentence for what is wrong.
-"""
+"""`comity audit`: its table, its JSON, its page with pictures, and its errors."""
 
 from __future__ import annotations
 
@@ -30,13 +28,13 @@ def command(
         main()
     except SystemExit as end:
         code = int(end.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison with a tape, and a run without one beside it."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison with recorded messages, and a run without them."""
     home = tmp_path_factory.mktemp("audit") / "all"
     comity.compare(["adcol", "fedavg"], out=home, record_messages=True, **FEW)
     comity.run("fedavg", out=home / "other", **FEW)
@@ -44,9 +42,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_table_of_all_runs(
-    several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, err = command(capsys, monkeypatch, "audit", several)
+    code, out, err = command(capsys, monkeypatch, "audit", runs)
     assert code == 0, err
     lines = out.split("\n")
     assert lines[1].split() == [
@@ -69,48 +67,44 @@ def test_one_table_of_all_runs(
     assert methods == ["adcol"] * 4 + ["fedavg"] * 3 + ["solo"]
     assert "0.500" in out
     assert "One that fails shows nothing" in out
-    assert f"{several / 'other'} has no recorded messages, and is left out." in err.replace(
-        "\n", " "
-    )
+    assert f"{runs / 'other'} has no recorded messages, and is left out." in err.replace("\n", " ")
 
 
-def test_figures_are_in_a_file(
-    several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_json_output_and_audit_json(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, out, _ = command(capsys, monkeypatch, "audit", several, "--json")
+    code, out, _ = command(capsys, monkeypatch, "audit", runs, "--json")
     assert code == 0
-    told = without_crc(json.loads((several / "audit.json").read_text()))
-    assert told["runs"] == json.loads(out)["runs"]
-    adcol = told["runs"][0]
+    content = without_crc(json.loads((runs / "audit.json").read_text()))
+    assert content["runs"] == json.loads(out)["runs"]
+    adcol = content["runs"][0]
     assert adcol["epsilon_claimed"] == "infinite"
     first = adcol["attacks"][0]
     assert first["attack"] == "membership: rows, first weights"
     assert first["low"] <= first["success"] <= first["high"]
     assert first["power"]
     assert adcol["epsilon_shown"] == max(
-        one["epsilon"] for one in adcol["attacks"] if one["epsilon"] is not None
+        item["epsilon"] for item in adcol["attacks"] if item["epsilon"] is not None
     )
 
 
-def test_the_page_has_pictures_and_loads_nothing(several: Path) -> None:
-    comity.audit(several)
-    page = (several / "audit.html").read_text()
+def test_audit_page_embeds_its_pictures(runs: Path) -> None:
+    comity.audit(runs)
+    page = (runs / "audit.html").read_text()
     assert "data:image/png;base64," in page
     assert "http" not in page
     assert "has no power here" in page
-    (picture,) = (several / "audit").glob("adcol-decoder-first-weights.png")
+    (picture,) = (runs / "audit").glob("adcol-decoder-first-weights.png")
     blob = picture.read_bytes()
     assert blob.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", blob[16:24])
-    assert (width, height) == (12 * 66, 2 * 66), (
-        "twelve samples above, and what was made of them below"
-    )
+    assert (width, height) == (12 * 66, 2 * 66), "not two rows of twelve samples"
 
 
 def test_a_run_by_itself(
-    several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = several / "fedavg" / "seed-0"
+    run = runs / "fedavg" / "seed-0"
     code, out, _ = command(capsys, monkeypatch, "audit", run)
     assert code == 0
     assert (run / "audit.html").exists()
@@ -125,21 +119,21 @@ def test_a_run_by_itself(
         ("audit", "holds no run"),
     ],
 )
-def test_what_cannot_be_audited_is_refused(
+def test_folders_without_recorded_messages_are_refused(
     which: str,
     sentence: str,
-    several: Path,
+    runs: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (several / "audit").mkdir(exist_ok=True)
-    code, _, err = command(capsys, monkeypatch, "audit", several / which)
+    (runs / "audit").mkdir(exist_ok=True)
+    code, _, err = command(capsys, monkeypatch, "audit", runs / which)
     assert code != 0
     assert sentence in err
     assert err.count("\n") == 1
 
 
-def test_a_damaged_tape_is_not_attacked(
+def test_damaged_recorded_messages_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comity.run("fedavg", out=tmp_path / "run", record_messages=True, **FEW)
@@ -151,7 +145,7 @@ def test_a_damaged_tape_is_not_attacked(
     assert not (tmp_path / "run" / "audit.json").exists()
 
 
-def test_labels_that_are_numbers_are_refused(tmp_path: Path) -> None:
+def test_regression_data_are_refused(tmp_path: Path) -> None:
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     days = Dataset("days", x, x.sum(1), 0)
     fed = days.partition("iid", parties=2, seed=0)
@@ -161,12 +155,14 @@ def test_labels_that_are_numbers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_counts_behind_noise_are_not_said_to_be_in_the_open(tmp_path: Path) -> None:
-    said = {}
+def test_noisy_class_counts_are_reported_as_noisy(tmp_path: Path) -> None:
+    sentences = {}
     for name in ("relay", "relay+ldp(noise=2)"):
         comity.run(name, out=tmp_path / name, record_messages=True, **FEW)
-        told = comity.audit(tmp_path / name)
-        said[name] = " ".join(each.sentence for one in told for each in one.untried)
-    assert "they are sent as they are" in said["relay"]
-    assert "as they are" not in said["relay+ldp(noise=2)"]
-    assert "they are behind noise" in said["relay+ldp(noise=2)"]
+        audits = comity.audit(tmp_path / name)
+        sentences[name] = " ".join(
+            untried.sentence for audited in audits for untried in audited.untried
+        )
+    assert "they are sent as they are" in sentences["relay"]
+    assert "as they are" not in sentences["relay+ldp(noise=2)"]
+    assert "they are behind noise" in sentences["relay+ldp(noise=2)"]

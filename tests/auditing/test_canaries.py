@@ -1,5 +1,5 @@
-"""Canaries: a right mechanism passes, broken ones are caught, and where nothing can be caught,
-nothing is claimed.
+"""Canaries: a correct mechanism is not refuted, broken ones are, and an attack without power claims
+nothing.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ GRADIENTS = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
 def gaussian(
     noise: float, sensitivity: float = 1.0, rate: float = 1.0, clip: float = 2.0, seed: int = 1
 ) -> Mechanism:
-    """Clipped means of whole batches with Gaussian noise; another `sensitivity` than 1 is a fault,
-    a `rate` samples batches.
+    """Clipped means of batches with Gaussian noise. A `sensitivity` other than 1 is a fault; a
+    `rate` below 1 samples the batches.
     """
     source = torch.Generator().manual_seed(seed)
 
-    def made(factor: float) -> Step:
+    def with_factor(factor: float) -> Step:
         def step(rows: Tensor) -> Tensor:
-            kept = rows * (clip / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+            clipped = rows * (clip / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
             if rate < 1:
-                kept = kept * (torch.rand(len(rows), 1, generator=source) < rate)
-            noisy = kept.sum(0) + factor * noise * clip * sensitivity * torch.randn(
+                clipped = clipped * (torch.rand(len(rows), 1, generator=source) < rate)
+            noisy = clipped.sum(0) + factor * noise * clip * sensitivity * torch.randn(
                 rows.shape[1], generator=source
             )
             return noisy / (rate * len(rows))
 
         return step
 
-    return made
+    return with_factor
 
 
 @pytest.mark.parametrize("claimed", [0.5, 1.0, 2.0])
-def test_the_right_mechanism_passes(claimed: float) -> None:
-    found = attack(
+def test_correct_mechanism_is_not_refuted(claimed: float) -> None:
+    result = attack(
         gaussian(gaussian_sigma(claimed, DELTA)), GRADIENTS, claimed, DELTA, whole=True, trials=3000
     )
-    assert found.power
-    assert found.epsilon is not None
-    assert found.epsilon <= claimed
-    assert "do not refute" in found.sentence
+    assert result.power
+    assert result.epsilon is not None
+    assert result.epsilon <= claimed
+    assert "do not refute" in result.sentence
 
 
 @pytest.mark.parametrize("claimed", [0.5, 2.0])
-def test_a_tenth_of_the_noise_is_caught(claimed: float) -> None:
-    found = attack(
+def test_a_tenth_of_the_noise_is_refuted(claimed: float) -> None:
+    result = attack(
         gaussian(gaussian_sigma(claimed, DELTA) / 10),
         GRADIENTS,
         claimed,
@@ -74,22 +74,22 @@ def test_a_tenth_of_the_noise_is_caught(claimed: float) -> None:
         whole=True,
         trials=2000,
     )
-    assert found.refuted
-    assert "refuted" in found.sentence
+    assert result.refuted
+    assert "refuted" in result.sentence
     anything = attack(
         gaussian(gaussian_sigma(claimed, DELTA) / 10), GRADIENTS, claimed, DELTA, trials=1000
     )
-    assert anything.refuted, "by the bound for any mechanism"
+    assert anything.refuted, "not refuted by the bound for any mechanism"
 
 
-def test_half_the_sensitivity_is_caught() -> None:
+def test_half_the_sensitivity_is_refuted() -> None:
     assert attack(
         gaussian(gaussian_sigma(1.0, DELTA), sensitivity=0.5), GRADIENTS, 1.0, DELTA, whole=True
     ).refuted
 
 
-def test_steps_that_are_not_counted_are_caught() -> None:
-    """Four steps, each with the noise that one alone would need."""
+def test_uncounted_steps_are_refuted() -> None:
+    """Four steps, each with the noise of a single step."""
     noise = gaussian_sigma(1.0, DELTA)
     assert attack(gaussian(noise), GRADIENTS, 1.0, DELTA, steps=4, whole=True, trials=1500).refuted
     assert not attack(
@@ -97,19 +97,19 @@ def test_steps_that_are_not_counted_are_caught() -> None:
     ).refuted
 
 
-def test_where_it_has_no_power_it_says_so() -> None:
-    """A canary that is hardly ever in the batch is not seen, whatever the noise."""
-    found = attack(gaussian(2.0, rate=0.02), GRADIENTS, 1.5, DELTA, trials=1000)
-    assert not found.power
-    assert found.epsilon is None
-    assert not found.refuted
-    assert "no power" in found.sentence
+def test_attack_without_power_is_reported() -> None:
+    """A canary that is rarely in the batch is not detected, whatever the noise."""
+    result = attack(gaussian(2.0, rate=0.02), GRADIENTS, 1.5, DELTA, trials=1000)
+    assert not result.power
+    assert result.epsilon is None
+    assert not result.refuted
+    assert "no power" in result.sentence
 
 
-def trained(
+def trainer_mechanism(
     noise: float, rate: float, steps: int = 1, trainer: Callable[[FitRequest[None]], Fitted] = train
 ) -> Mechanism:
-    """The trainer of `+dp`, as the audit of a run attacks it."""
+    """The trainer of `+dp` as the mechanism that the audit of a run attacks."""
     network = models.build("linear", (12,), 2)
     row = PrivacyCharge(
         1,
@@ -134,18 +134,18 @@ def trained(
     )
 
 
-def test_the_trainer_itself_is_attacked() -> None:
-    """Without noise what it takes from zero is the clipped mean of the rows, as many times as there
-    are steps.
-    """
-    kept = GRADIENTS * (2.0 / GRADIENTS.norm(dim=1, keepdim=True)).clamp(max=1)
+def test_mechanism_without_noise_is_the_clipped_mean() -> None:
+    """Without noise the result of n steps from zero is n times the clipped mean of the rows."""
+    clipped = GRADIENTS * (2.0 / GRADIENTS.norm(dim=1, keepdim=True)).clamp(max=1)
     rows = torch.cat([GRADIENTS, torch.zeros(CANARIES, 12)])
     assert torch.allclose(
-        trained(1.0, 1.0, steps=3)(0.0)(rows), 3 * kept.sum(0) / (20 + CANARIES), atol=1e-5
+        trainer_mechanism(1.0, 1.0, steps=3)(0.0)(rows),
+        3 * clipped.sum(0) / (20 + CANARIES),
+        atol=1e-5,
     )
 
 
-def test_the_trainer_passes_and_its_mutants_are_caught() -> None:
+def test_trainer_is_not_refuted_and_its_mutants_are() -> None:
     noise = gaussian_sigma(1.0, DELTA)
 
     def less_noise(request: FitRequest[None]) -> Fitted:
@@ -155,7 +155,7 @@ def test_the_trainer_passes_and_its_mutants_are_caught() -> None:
         )
 
     def half_the_sensitivity(request: FitRequest[None]) -> Fitted:
-        """Twice as long gradients as the noise is made for."""
+        """Clip at twice the norm for which the noise is scaled."""
         assert request.private
         return train(
             replace(
@@ -163,21 +163,26 @@ def test_the_trainer_passes_and_its_mutants_are_caught() -> None:
             )
         )
 
-    found = {
+    results = {
         trainer.__name__: attack(
-            trained(noise, 1.0, trainer=trainer), GRADIENTS, 1.0, DELTA, whole=True, trials=1500
+            trainer_mechanism(noise, 1.0, trainer=trainer),
+            GRADIENTS,
+            1.0,
+            DELTA,
+            whole=True,
+            trials=1500,
         )
         for trainer in (train, less_noise, half_the_sensitivity)
     }
-    assert all(one.power for one in found.values())
-    assert {name for name, one in found.items() if one.refuted} == {
+    assert all(result.power for result in results.values())
+    assert {name for name, result in results.items() if result.refuted} == {
         "less_noise",
         "half_the_sensitivity",
     }
 
 
 def test_a_private_run_is_attacked_by_canaries(tmp_path: Path) -> None:
-    """With whole batches they have power, and do not refute what the run claims."""
+    """With full batches canaries have power, and do not refute the claim of the run."""
     how: dict[str, Any] = {
         "record_messages": True,
         "parties": 12,
@@ -193,4 +198,4 @@ def test_a_private_run_is_attacked_by_canaries(tmp_path: Path) -> None:
     assert not whole.canaries.refuted
     assert whole.rows()[-1][1] == "canaries"
     assert "refuted" not in whole.sentences[0]
-    assert all(one.epsilon is None or one.epsilon <= whole.claimed for one in whole.findings)
+    assert all(item.epsilon is None or item.epsilon <= whole.claimed for item in whole.findings)

@@ -1,5 +1,5 @@
-"""Figures of attacks: intervals that hold what they promise, and an epsilon that is never larger
-than the truth.
+"""Statistics of attacks: confidence intervals, and lower bounds on epsilon that do not exceed the
+true epsilon.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from comity.auditing.finding import Finding, membership
 from comity.base.key import Key
 
 
-def test_shares_are_clopper_and_pearsons() -> None:
-    """0 of 10: [0, 1 - (alpha/2)^(1/10)]; 5 of 10 is printed in every table: 0.187 to 0.813."""
+def test_share_is_the_clopper_pearson_interval() -> None:
+    """0 of 10: [0, 1 - (alpha/2)^(1/10)]; 5 of 10: 0.187 to 0.813, as in printed tables."""
     assert share(0, 10, 0.05) == pytest.approx((0.0, 0.0, 1 - 0.025**0.1))
     assert share(10, 10, 0.05) == pytest.approx((1.0, 0.025**0.1, 1.0))
     assert share(5, 10, 0.05) == pytest.approx((0.5, 0.18709, 0.81291), abs=1e-5)
@@ -35,37 +35,35 @@ def normal(members: int, others: int, apart: float, seed: int = 0) -> Scored:
     return Scored(torch.randn(members + others, generator=source) + apart * member, member)
 
 
-def test_the_area_is_scikit_learns_where_there_is_one_party() -> None:
-    one = normal(80, 60, 1.0)
-    found = area([one], Key(0))
-    assert found.value == pytest.approx(roc_auc_score(one.member, one.scores))
-    assert found.low < found.value < found.high
+def test_area_of_one_party_is_that_of_scikit_learn() -> None:
+    scored = normal(80, 60, 1.0)
+    interval = area([scored], Key(0))
+    assert interval.value == pytest.approx(roc_auc_score(scored.member, scored.scores))
+    assert interval.low < interval.value < interval.high
 
 
-def test_parties_are_compared_within_themselves() -> None:
-    """A party whose scores are all larger, and who has more members, must not look like an attack
-    that works.
-    """
+def test_area_compares_members_within_each_party() -> None:
+    """A party with larger scores and more members must not look like a successful attack."""
     parties = [normal(300, 30, 0.0, 1), normal(30, 300, 0.0, 2)]
-    moved = [Scored(parties[0].scores + 100, parties[0].member), parties[1]]
-    assert area(moved, Key(0)) == area(parties, Key(0))
-    assert area(moved, Key(0)).low < 0.5
+    shifted_parties = [Scored(parties[0].scores + 100, parties[0].member), parties[1]]
+    assert area(shifted_parties, Key(0)) == area(parties, Key(0))
+    assert area(shifted_parties, Key(0)).low < 0.5
 
 
-def test_an_attack_that_guesses_seldom_looks_as_if_it_knew() -> None:
-    """Of 100 that guess, the interval may lie above one half in 0.25%: three would be one in 400."""
+def test_interval_of_a_guessing_attack_rarely_excludes_one_half() -> None:
+    """The interval lies above one half with probability 0.25%: of 100 attacks at most two may."""
     assert sum(area([normal(60, 40, 0.0, seed)], Key(seed)).low > 0.5 for seed in range(100)) <= 2
 
 
-def test_true_positives_where_false_ones_are_few() -> None:
+def test_positive_rates_at_few_false_positives() -> None:
     member = torch.arange(1200) < 200
     scores = torch.cat([torch.full((200,), 5.0), torch.arange(1000) / 1000])
     scores[:50] = -1.0
-    found = positive_rates([Scored(scores, member)], 0.01)
-    assert found is not None
-    assert found.members.value == pytest.approx(0.75)
-    assert found.others.value == pytest.approx(0.01)
-    assert found.significant
+    rates = positive_rates([Scored(scores, member)], 0.01)
+    assert rates is not None
+    assert rates.members.value == pytest.approx(0.75)
+    assert rates.others.value == pytest.approx(0.01)
+    assert rates.significant
     assert not any(
         few.significant
         for seed in range(50)
@@ -79,46 +77,46 @@ def test_true_positives_where_false_ones_are_few() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
 def test_randomized_response_never_shows_more_than_its_epsilon(epsilon: float) -> None:
-    """Each of 400 candidates is told truly with e^eps / (1 + e^eps): the best attack there is, on a
-    known epsilon.
+    """Each of 400 memberships is answered truthfully with probability e^eps / (1 + e^eps), which is
+    the best attack on a mechanism of this epsilon.
     """
     member = torch.arange(400) < 200
-    found = []
+    epsilons = []
     for seed in range(8):
         source = torch.Generator().manual_seed(seed)
         truly = torch.rand(400, generator=source) < 1 / (1 + math.exp(-epsilon))
-        said = torch.where(truly, member, ~member)
-        found.append(
+        answers = torch.where(truly, member, ~member)
+        epsilons.append(
             epsilon_from_guesses(
-                [Scored(said + 0.01 * torch.rand(400, generator=source), member)], 0.0, Key(seed)
+                [Scored(answers + 0.01 * torch.rand(400, generator=source), member)], 0.0, Key(seed)
             )
         )
-    assert max(found) <= epsilon
-    assert max(found) > epsilon / 3, "it would be no bound worth having"
+    assert max(epsilons) <= epsilon
+    assert max(epsilons) > epsilon / 3, "the bound is too loose"
 
 
 @pytest.mark.long
-def test_few_samples_that_are_found_for_sure_are_power() -> None:
-    """One in a hundred was in a batch that was seen: the AUC says nothing of it, true positives at
-    few false ones do.
+def test_few_certain_members_give_power() -> None:
+    """One in a hundred members is found with certainty: the AUC does not show it, the true positive
+    rate at few false positives does.
     """
-    one = normal(6000, 6000, 0.0)
-    one.scores[:60] = 10.0
-    found = membership("by batches", "", [one], True, 1e-5, Key(0))
-    assert isinstance(found, Finding)
-    assert found.low < 0.5
-    assert found.power
-    assert "over all no better than guessing" in found.sentence
-    assert "0.10% of others" in found.sentence
+    scored = normal(6000, 6000, 0.0)
+    scored.scores[:60] = 10.0
+    finding = membership("by batches", "", [scored], True, 1e-5, Key(0))
+    assert isinstance(finding, Finding)
+    assert finding.low < 0.5
+    assert finding.power
+    assert "over all no better than guessing" in finding.sentence
+    assert "0.10% of others" in finding.sentence
 
 
-def test_who_knows_everything_shows_much() -> None:
+def test_perfect_attack_shows_a_large_epsilon() -> None:
     member = torch.arange(2000) < 1000
     assert epsilon_from_guesses([Scored(member.float(), member)], 1e-5, Key(0)) > 3
 
 
-def test_one_run_epsilon_by_hand() -> None:
-    """All of r guesses right come with q^r: the epsilon of q = level^(1/r)."""
+def test_one_run_epsilon() -> None:
+    """All of r guesses are right with probability q^r: the bound is the epsilon of q = level^(1/r)."""
     q = 0.05 ** (1 / 30)
     assert one_run_epsilon(30, 30, 100, 0.0, 0.05) == pytest.approx(math.log(q / (1 - q)), abs=1e-6)
     assert one_run_epsilon(30, 30, 100, 1e-3, 0.05) < one_run_epsilon(30, 30, 100, 0.0, 0.05)

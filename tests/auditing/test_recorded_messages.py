@@ -1,5 +1,5 @@
-"""The recorded messages of a run: all that its server saw, whole after any interruption, and no
-trace of it in runs without a recording.
+"""Recorded messages of a run: all that its server saw, complete after an interruption; runs without
+recording are unchanged.
 """
 
 from __future__ import annotations
@@ -39,66 +39,70 @@ def messages(folder: Path) -> list[RecordedMessage]:
     return list(RunFolder(folder).read_messages())
 
 
-def test_what_is_on_it_is_what_was_charged(tmp_path: Path) -> None:
-    done = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
-    kept = messages(tmp_path)
-    assert sum(payload(m.content) for m in kept if m.kind == "reply") == done.summary["bytes"]["up"]
+def test_recorded_bytes_are_those_of_the_ledger(tmp_path: Path) -> None:
+    result = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
+    recorded_messages = messages(tmp_path)
     assert (
-        sum(payload(m.content) * len(m.to) for m in kept if m.kind == "message")
-        == done.summary["bytes"]["down"]
+        sum(payload(m.content) for m in recorded_messages if m.kind == "reply")
+        == result.summary["bytes"]["up"]
     )
-    assert [m.call.round for m in kept if m.kind == "message"] == [1, 2, 3], (
-        "a letter that everybody got is kept once"
+    assert (
+        sum(payload(m.content) * len(m.to) for m in recorded_messages if m.kind == "message")
+        == result.summary["bytes"]["down"]
     )
-    assert {m.src for m in kept if m.kind == "reply"} == {0, 1, 2}
+    assert [m.call.round for m in recorded_messages if m.kind == "message"] == [1, 2, 3], (
+        "a message to all parties is not recorded once"
+    )
+    assert {m.src for m in recorded_messages if m.kind == "reply"} == {0, 1, 2}
 
 
-def test_the_server_s_average_can_be_made_of_it(tmp_path: Path) -> None:
-    done = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
+def test_recorded_replies_average_to_the_server_model(tmp_path: Path) -> None:
+    result = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
     replies = [
         m.content.theta for m in messages(tmp_path) if m.kind == "reply" and m.call.round == 3
     ]
-    sizes = torch.tensor(done.job.info.sizes, dtype=torch.float64)
+    sizes = torch.tensor(result.job.info.sizes, dtype=torch.float64)
     mean = (
         sum(theta["fc1.weight"].double() * n for theta, n in zip(replies, sizes, strict=True))
         / sizes.sum()
     )
-    assert torch.allclose(mean.float(), done.model("p0").theta["fc1.weight"], atol=1e-7)
+    assert torch.allclose(mean.float(), result.model("p0").theta["fc1.weight"], atol=1e-7)
 
 
-def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path: Path) -> None:
-    done = comity.run("fed-sps", out=tmp_path, record_messages=True, **SMALL | {"rounds": 1})
-    kept = messages(tmp_path)
-    sent = [
+def test_sealed_messages_are_recorded_sealed_and_unsealed(tmp_path: Path) -> None:
+    result = comity.run("fed-sps", out=tmp_path, record_messages=True, **SMALL | {"rounds": 1})
+    recorded_messages = messages(tmp_path)
+    sealed_messages = [
         sealed
-        for m in kept
+        for m in recorded_messages
         if m.kind == "reply" and m.call.function == "send"
         for sealed in m.content.values()
     ]
-    assert sent
-    assert all(isinstance(sealed, Sealed) and sealed.size > 0 for sealed in sent)
+    assert sealed_messages
+    assert all(isinstance(sealed, Sealed) and sealed.size > 0 for sealed in sealed_messages)
     assert all(
-        isinstance(unseal(sealed), Cipher) and not len(unseal(sealed).blob) for sealed in sent
+        isinstance(unseal(sealed), Cipher) and not len(unseal(sealed).blob)
+        for sealed in sealed_messages
     )
-    opened = [m for m in kept if m.kind == "sealed"]
-    assert sum(payload(m.content) for m in opened) == done.summary["bytes"]["peer"]
-    assert {(m.src, m.to) for m in opened} == {
+    unsealed_messages = [m for m in recorded_messages if m.kind == "sealed"]
+    assert sum(payload(m.content) for m in unsealed_messages) == result.summary["bytes"]["peer"]
+    assert {(m.src, m.to) for m in unsealed_messages} == {
         (i, (j,)) for i in range(3) for j in range(3) if i != j
     }
 
 
-def test_without_it_a_run_is_what_it_was(tmp_path: Path) -> None:
-    with_tape, without = tmp_path / "with", tmp_path / "without"
-    comity.run("fedavg", out=with_tape, record_messages=True, engine="loop", **SMALL)
+def test_recording_does_not_change_the_run(tmp_path: Path) -> None:
+    recorded_run, without = tmp_path / "with", tmp_path / "without"
+    comity.run("fedavg", out=recorded_run, record_messages=True, engine="loop", **SMALL)
     comity.run("fedavg", out=without, engine="loop", **SMALL)
     assert not (without / "messages").exists()
     assert "record_messages" not in json.loads((without / "env.json").read_text())
     for name in ("config.toml", "metrics.csv", "ledger.csv", "outcomes.csv", "split.json"):
-        assert (with_tape / name).read_bytes() == (without / name).read_bytes(), name
+        assert (recorded_run / name).read_bytes() == (without / name).read_bytes(), name
 
 
 class Kill(Quiet):
-    """Kills its own process while a round goes on, two rounds after the last checkpoint."""
+    """Kills its own process during a round, two rounds after the last checkpoint."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -114,30 +118,30 @@ class Kill(Quiet):
 
 
 @pytest.mark.parametrize("method", ["scaffold+dbe", "fed-sps"])
-def test_killed_and_resumed_it_is_the_same(
+def test_killed_and_resumed_run_records_the_same_messages(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    calm_run, killed_run = tmp_path / "calm", tmp_path / "killed"
     how = SMALL | {"record_messages": True, "engine": "loop"}
-    comity.run(method, out=calm, **how)
+    comity.run(method, out=calm_run, **how)
     fork = multiprocessing.get_context("fork")
     victim = fork.Process(
-        target=comity.run, args=(method,), kwargs={"out": killed, "progress": Kill(), **how}
+        target=comity.run, args=(method,), kwargs={"out": killed_run, "progress": Kill(), **how}
     )
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL
-    known = RunFolder(killed).checkpoints().load()
-    assert known is not None
-    assert RunFolder(killed).messages.stat().st_size > known.files["messages/recording"].length, (
-        "nothing was to be cut"
-    )
-    comity.run(method, out=killed, resume=True, **how)
-    assert RunFolder(killed).messages.read_bytes() == RunFolder(calm).messages.read_bytes()
+    manifest = RunFolder(killed_run).checkpoints().load()
+    assert manifest is not None
+    assert (
+        RunFolder(killed_run).messages.stat().st_size > manifest.files["messages/recording"].length
+    ), "there is nothing to cut"
+    comity.run(method, out=killed_run, resume=True, **how)
+    assert RunFolder(killed_run).messages.read_bytes() == RunFolder(calm_run).messages.read_bytes()
 
 
-def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: Path) -> None:
+def test_extended_run_records_the_same_messages(tmp_path: Path) -> None:
     from comity.runs.extend import extend
 
     comity.run("fedavg", out=tmp_path / "long", record_messages=True, **SMALL)
@@ -200,24 +204,24 @@ def test_a_run_that_began_with_a_tape_goes_on_with_it(
     RunFolder(tmp_path / "before").check()
 
 
-def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
+def test_damaged_recorded_messages_are_not_read(tmp_path: Path) -> None:
     comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
-    record_messages = RunFolder(tmp_path).messages
-    blob = bytearray(record_messages.read_bytes())
+    path = RunFolder(tmp_path).messages
+    blob = bytearray(path.read_bytes())
     blob[len(blob) // 2] ^= 1
-    record_messages.write_bytes(blob)
+    path.write_bytes(blob)
     with pytest.raises(comity.ComityError, match="damaged"):
         messages(tmp_path)
 
 
 @pytest.mark.parametrize("how", [{"engine": "process"}, {"engine": "ray"}, {"workers": 2}])
-def test_it_is_refused_where_parcels_cannot_be_read(how: dict[str, Any], tmp_path: Path) -> None:
+def test_recording_with_several_processes_is_refused(how: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(comity.UsageError, match="Messages are recorded in one process"):
         comity.run("fedavg", out=tmp_path / "run", record_messages=True, **SMALL, **how)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_was_not_on_tape_cannot_be_later(tmp_path: Path) -> None:
+def test_recording_cannot_begin_on_resume(tmp_path: Path) -> None:
     comity.run("fedavg", out=tmp_path, **SMALL)
     with pytest.raises(comity.UsageError, match="does not record its messages"):
         comity.run("fedavg", out=tmp_path, resume=True, record_messages=True, **SMALL)
@@ -234,14 +238,14 @@ def command(
         main()
     except SystemExit as end:
         code = int(end.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 FEW = ("--parties", 2, "--rounds", 1, "--model", "linear", "--batch", 100)
 
 
-def test_its_size_is_said(
+def test_size_of_recorded_messages_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, _ = command(
@@ -265,7 +269,7 @@ def test_its_size_is_said(
     assert RunFolder(tmp_path / "all" / "fedavg" / "seed-0").recorded
 
 
-def test_there_is_none_between_sites(
+def test_recording_between_sites_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, _, err = command(

@@ -1,4 +1,4 @@
-"""Fields of records against what they are declared to hold."""
+"""Fields of records are checked against their declared types."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Holder(Generic[W, B]):
     anything: Any
     free: W
     bound: B | None
-    unknown: Unknown  # a name that only type checkers know
+    unknown: Unknown  # a name that exists for type checkers only
 
 
 @pytest.mark.parametrize(
@@ -79,19 +79,19 @@ class Holder(Generic[W, B]):
         (object, [1, T, None], []),
     ],
 )
-def test_what_fits_a_declaration(hint, good, bad):
+def test_fits(hint, good, bad):
     assert all(fits(value, hint) for value in good)
     assert not any(fits(value, hint) for value in bad)
 
 
-def test_a_declaration_that_cannot_be_told_is_not_checked():
+def test_unresolvable_declarations_are_not_checked():
     assert mismatch(Holder(1, "x", Model({}), T)) == ""
     assert mismatch(Holder(1, "x", Empty(), T)) == (
         "Holder.bound should be B | None, but the Empty in it is not"
     )
 
 
-def test_fields_are_checked_when_a_record_is_read_and_when_it_is_written():
+def test_fields_are_checked_by_encode_and_decode():
     good = encode(Model({"w": T}))
     wrong = good.replace(b"base.record:Model", b"base.record:Empty")
     with pytest.raises(ComityError, match="damaged or foreign"):
@@ -100,12 +100,12 @@ def test_fields_are_checked_when_a_record_is_read_and_when_it_is_written():
         encode([Model("hello")])  # type: ignore[arg-type]
 
 
-def test_what_a_method_computes_with_is_not_checked():
-    """Fields are looked at on their way to and from bytes, not when a record is made."""
+def test_constructors_do_not_check_fields():
+    """Fields are checked by the codec, not when a record is constructed."""
     assert Model("hello").theta == "hello"  # type: ignore[arg-type]
 
 
-def test_all_declarations_of_comity_can_be_told():
+def test_declarations_of_all_records_are_resolvable():
     for name in comity.algorithms.names():
         comity.algorithms.find(name)
     ours = [cls for name, cls in _BY_NAME.items() if name.startswith("comity.")]

@@ -25,11 +25,11 @@ def test_different_paths_are_different_keys(a, b):
     assert (Key.root(0).fold(*a) == Key.root(0).fold(*b)) == (a == b)
 
 
-def test_a_number_is_not_its_spelling():
+def test_number_and_text_give_different_keys():
     assert Key(1).fold(3) != Key(1).fold("3")
 
 
-def test_draws_belong_to_their_key():
+def test_draws_depend_on_the_key_only():
     key = Key.root(7).fold("noise")
     first = torch.rand(3, generator=key.generator())
     torch.rand(5, generator=Key.root(7).fold("other").generator())
@@ -38,9 +38,9 @@ def test_draws_belong_to_their_key():
 
 @given(st.integers(1, 40), st.integers(0, 2**31))
 def test_choose_draws_without_replacement(n, seed):
-    chosen = Key(seed).choose(n // 2, n)
-    assert len(set(chosen)) == n // 2
-    assert chosen == sorted(chosen)
+    indices = Key(seed).choose(n // 2, n)
+    assert len(set(indices)) == n // 2
+    assert indices == sorted(indices)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_parse(text, spec):
 
 
 @pytest.mark.parametrize("text", ["", "(x)", "f(", "f(a=1", "f(a=1,a=2)", "f(,)", "f)x("])
-def test_what_is_not_a_spec_is_refused(text):
+def test_invalid_specs_are_refused(text):
     with pytest.raises(UsageError):
         [parse(part) for part in split(text, "|")]
 
@@ -88,18 +88,18 @@ def test_call_checks_names_kinds_and_missing_values():
             call(parse(text), f)
 
 
-def test_compositions_say_whose_option_is_meant():
-    made: Any = algorithms.compose("fedprox+dbe", {"dbe.mu": 0.5, "kappa": 2})
-    assert (made.mu, made.kappa, made.host.mu) == (0.5, 2.0, 0.01)
+def test_ambiguous_options_of_compositions_are_refused():
+    algorithm: Any = algorithms.compose("fedprox+dbe", {"dbe.mu": 0.5, "kappa": 2})
+    assert (algorithm.mu, algorithm.kappa, algorithm.host.mu) == (0.5, 2.0, 0.01)
     with pytest.raises(UsageError, match=r"fedprox\.mu and dbe\.mu"):
         algorithms.compose("fedprox+dbe", {"mu": 1})
     with pytest.raises(UsageError, match="Did you mean 'kappa'"):
         algorithms.compose("fedavg+dbe", {"kapa": 1})
 
 
-def test_a_batchs_key_is_the_batchs_own() -> None:
-    """Whatever is made of it differs from batch to batch: a draw that forgets the number is still
-    drawn anew.
+def test_batch_key_differs_by_batch() -> None:
+    """Everything derived from it differs by batch, even a draw that does not fold the batch
+    number.
     """
     first, second, again = BatchKey(5, 0), BatchKey(5, 1), BatchKey(5, 0)
     assert first.fold("noise") == Key(5).fold("noise", 0) == again.fold("noise")

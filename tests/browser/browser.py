@@ -47,7 +47,7 @@ def browser() -> Iterator[Browser]:
 
 
 @dataclass
-class Opened:
+class OpenPage:
     """An open page, the messages on its console, and the URLs that it requested."""
 
     page: Page
@@ -69,26 +69,26 @@ class Opened:
         )
 
 
-Open = Callable[..., AbstractContextManager[Opened]]
+Open = Callable[..., AbstractContextManager[OpenPage]]
 """The type of the fixture `look`."""
 
 
 @contextmanager
-def opened(
+def open_page(
     chromium: Browser,
     path: Path,
     width: int = 1440,
     scheme: str = "light",
     height: int = 900,
     at: str = "",
-) -> Iterator[Opened]:
+) -> Iterator[OpenPage]:
     """Open a file in a window of that size; `at` is a URL fragment."""
     context: Any = chromium.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if scheme == "dark" else "light",
         accept_downloads=True,
     )
-    it = Opened(context.new_page())
+    it = OpenPage(context.new_page())
     it.page.on("console", lambda m: it.console.append(f"{m.type}: {m.text}"))
     it.page.on("pageerror", lambda why: it.console.append(f"error: {why}"))
     it.page.on("request", lambda r: None if r.url.startswith(OWN) else it.requests.append(r.url))

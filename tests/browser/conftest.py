@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-    from browser import Open, Opened
+    from browser import Open, OpenPage
 
 HERE = Path(__file__).parent
 SMALL: dict[str, Any] = {
@@ -53,14 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def chromium() -> Iterator[Browser]:
     from browser import browser
 
-    with browser() as started:
-        yield started
+    with browser() as instance:
+        yield instance
 
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run; five methods under three seeds; a run that stopped half way; two settings; hospitals
-    by AUC under three seeds; sensors that see digits differently; a label that is a number.
+    """One run; five methods with three seeds; an unfinished run; two settings; hospitals
+    by AUC with three seeds; parties with different feature shifts; a regression.
     """
     from browser import KINDS
     from comity import run
@@ -72,7 +72,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
     root = tmp_path_factory.mktemp("pages")
 
-    def compared(name: str, methods: list[str], seeds: list[int], **settings: Any) -> None:
+    def compare_methods(name: str, methods: list[str], seeds: list[int], **settings: Any) -> None:
         compare(
             experiment(SMALL | settings),
             methods,
@@ -83,7 +83,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         )
 
     run("fedavg", out=root / "one", **SMALL)
-    compared("five", ["fedavg", "fedavg+dbe", "fed-sps", "adcol"], [0, 1, 2])
+    compare_methods("five", ["fedavg", "fedavg+dbe", "fed-sps", "adcol"], [0, 1, 2])
     (root / "five" / "leave-one-out.csv").write_text(HELPS, encoding="utf-8")
     half = Path(shutil.copytree(root / "one", root / "half"))
     (half / "summary.json").unlink()
@@ -94,7 +94,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         shutil.copytree(
             root / "five", root / "groups" / name, ignore=shutil.ignore_patterns(*without)
         )
-    compared(
+    compare_methods(
         "heart",
         ["fedavg", "fedprox"],
         [0, 1, 2],
@@ -105,27 +105,31 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         model="linear",
     )
     shift = "iid|shift(kinds=none,invert,rotate,noise,contrast,blur)|keep(samples=60)"
-    compared("sensors", ["fedavg"], [0], partition=shift, parties=6)
+    compare_methods("sensors", ["fedavg"], [0], partition=shift, parties=6)
     (root / "days.py").write_text(DAYS, encoding="utf-8")
-    compared("amounts", ["fedavg"], [0], data=str(root / "days.py"), partition="auto", lr=0.02)
+    compare_methods(
+        "amounts", ["fedavg"], [0], data=str(root / "days.py"), partition="auto", lr=0.02
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(space, "SAMPLES", 120)  # points to hover
+        patch.setattr(space, "SAMPLES", 120)  # points to hover over
         return {name: report(root / name, quick=name == "groups") for name in KINDS}
 
 
 @pytest.fixture
 def look(chromium: Browser, pages: dict[str, Path]) -> Open:
-    """`with look("one", 400, "dark") as it`: the page, with all its charts drawn; nothing may go
-    wrong meanwhile.
+    """`with look("one", 400, "dark") as it`: the page with all its charts drawn; it must make no
+    requests and print nothing on the console.
     """
-    from browser import opened
+    from browser import open_page
 
     @contextmanager
-    def at(kind: str, width: int = 1440, scheme: str = "light", **more: Any) -> Iterator[Opened]:
-        with opened(chromium, pages[kind], width, scheme, **more) as it:
+    def open_kind(
+        kind: str, width: int = 1440, scheme: str = "light", **more: Any
+    ) -> Iterator[OpenPage]:
+        with open_page(chromium, pages[kind], width, scheme, **more) as it:
             it.draw()
             yield it
             assert not it.requests
             assert not it.console
 
-    return at
+    return open_kind

@@ -1,7 +1,7 @@
-"""The README's picture: parts of a page, as wide as a window: the answers, the curves, and who
-gains by the first methods.
+"""Takes the README's picture of a report: the answers, the curves, and the gains by the first
+methods.
 
-Of a page with several settings the last one is shown. What stands between these parts is left out.
+Of a page with several settings the last one is shown. Parts between these are left out.
 
 Usage: python tests/browser/screenshot.py demo/report.html docs/report.png
 """
@@ -11,11 +11,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from browser import browser, opened
+from browser import browser, open_page
 
 WIDTH = 1200
 MOST = 400_000
-"""Bytes that a README's picture may have."""
+"""Largest size of the picture in bytes."""
 LAST = (
     "() => { const all = document.querySelectorAll('.group'); if (all.length > 1) location.hash ="
     " all[all.length - 1].id; }"
@@ -31,8 +31,8 @@ END = """() => {
 
 
 def main(source: Path, target: Path) -> None:
-    """Draw, leave out, cut."""
-    with browser() as started, opened(started, source, WIDTH) as it:
+    """Write a screenshot of the page `source` to `target`."""
+    with browser() as chromium, open_page(chromium, source, WIDTH) as it:
         it.page.evaluate(LAST)
         it.page.add_style_tag(
             content=(

@@ -1,6 +1,4 @@
-"""What a browser makes of the page: it is drawn, obeys its controls, is readable by everyone, and
-asks nobody for anything.
-"""
+"""The report in a browser: charts, controls, accessibility, printing, and no network requests."""
 
 from __future__ import annotations
 
@@ -12,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser import KINDS, Open, Opened, opened
+from browser import KINDS, Open, OpenPage, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 METHODS = ["solo", "fedavg", "fedavg+dbe", "fed-sps", "adcol"]
-SEEN = '[...document.querySelectorAll(".chart")].filter(c => !c.closest("[hidden]"))'
-CUT = (
-    SEEN
+VISIBLE_CHARTS = '[...document.querySelectorAll(".chart")].filter(c => !c.closest("[hidden]"))'
+TRUNCATED_CHARTS = (
+    VISIBLE_CHARTS
     + """.filter(chart => {
     const edge = chart.querySelector("svg").getBoundingClientRect();
     return [...chart.querySelectorAll("text")].filter(text => getComputedStyle(text).opacity !== "0").some(text => {
@@ -32,22 +30,22 @@ CUT = (
 )
 
 
-def lines(it: Opened, chart: str, mark: str = "line") -> int:
+def mark_count(it: OpenPage, chart: str, mark: str = "line") -> int:
     """How many lines (or other marks) a chart shows."""
     shapes = f"[...e.querySelectorAll('.mark-{mark}.role-mark > *')]"
-    drawn = f"e => {shapes}.filter(p => p.getAttribute('d') && p.getBBox().width).length"
-    return int(it.page.locator(f"[id^=chart-][id$={chart}]").first.evaluate(drawn))
+    count_marks = f"e => {shapes}.filter(p => p.getAttribute('d') && p.getBBox().width).length"
+    return int(it.page.locator(f"[id^=chart-][id$={chart}]").first.evaluate(count_marks))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_chart_is_drawn(kind: str, look: Open) -> None:
     with look(kind) as it:
         marks = "c => c.querySelectorAll('.role-mark > *').length"
-        found = it.page.evaluate(f"{SEEN}.map(c => [c.id, ({marks})(c)])")
-        assert len(found) >= 4
-        assert [name for name, many in found if not many] == []
+        counts = it.page.evaluate(f"{VISIBLE_CHARTS}.map(c => [c.id, ({marks})(c)])")
+        assert len(counts) >= 4
+        assert [name for name, many in counts if not many] == []
         if kind == "five":
-            kinds = {re.sub(r"^chart-\d+-", "", name) for name, _ in found}
+            kinds = {re.sub(r"^chart-\d+-", "", name) for name, _ in counts}
             assert {"accuracy-by-round", "accuracy-by-bytes", "gains-fedavg", "helps-fedavg", "classes", "sizes", "distances",
                     "space-solo-after", "overlap-fed-sps", "discriminator", "offsets-fedavg-dbe", "bytes",
                     "bytes-by-round", "bytes-by-party"} <= kinds  # fmt: skip
@@ -57,7 +55,7 @@ def test_every_chart_is_drawn(kind: str, look: Open) -> None:
 def test_charts_are_drawn_when_they_come_into_view(
     kind: str, chromium: Browser, pages: dict[str, Path]
 ) -> None:
-    with opened(chromium, pages[kind]) as it:
+    with open_page(chromium, pages[kind]) as it:
         first = it.page.locator(".group:not([hidden]) .chart").first
         first.scroll_into_view_if_needed()
         first.locator("svg").first.wait_for(timeout=10_000)
@@ -69,7 +67,7 @@ def test_charts_are_drawn_when_they_come_into_view(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_section_is_there(kind: str, look: Open) -> None:
+def test_every_section_exists(kind: str, look: Open) -> None:
     with look(kind) as it:
         ids = it.page.evaluate(
             '[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.id)'
@@ -87,7 +85,7 @@ def test_every_section_is_there(kind: str, look: Open) -> None:
         assert min(words) > 40
 
 
-def test_half_a_run_says_so(look: Open) -> None:
+def test_unfinished_run_is_named(look: Open) -> None:
     with look("half") as it:
         assert "is not finished" in it.page.inner_text("#answer")
 
@@ -97,47 +95,47 @@ def test_boxes_show_and_hide_methods(look: Open) -> None:
         boxes = it.page.locator(".methods input")
         assert [boxes.nth(k).get_attribute("value") for k in range(boxes.count())] == METHODS
         before = [
-            lines(it, "accuracy-by-round"),
-            lines(it, "accuracy-by-bytes"),
-            lines(it, "bytes-by-party", "symbol"),
+            mark_count(it, "accuracy-by-round"),
+            mark_count(it, "accuracy-by-bytes"),
+            mark_count(it, "bytes-by-party", "symbol"),
         ]
         assert before == [5, 4, 12]
         it.page.locator(".methods input[value=fedavg]").uncheck()
         it.settle()
         after = [
-            lines(it, "accuracy-by-round"),
-            lines(it, "accuracy-by-bytes"),
-            lines(it, "bytes-by-party", "symbol"),
+            mark_count(it, "accuracy-by-round"),
+            mark_count(it, "accuracy-by-bytes"),
+            mark_count(it, "bytes-by-party", "symbol"),
         ]
         assert after == [4, 3, 9]
         own = it.page.locator("figure:has([id$=gains-fedavg]), figure:has([id$=helps-fedavg])")
         assert [own.nth(k).is_visible() for k in range(own.count())] == [
             False,
             False,
-        ], "charts of that method alone go, too"
-        it.page.locator("#theme").click()  # a chart that is drawn anew remembers
+        ], "charts of that method alone stay"
+        it.page.locator("#theme").click()  # a chart that is drawn again keeps the selection
         it.settle()
-        assert lines(it, "accuracy-by-round") == 4
+        assert mark_count(it, "accuracy-by-round") == 4
         for name in METHODS:
             it.page.locator(f".methods input[value='{name}']").uncheck()
         it.settle()
-        assert lines(it, "accuracy-by-round") == 0
+        assert mark_count(it, "accuracy-by-round") == 0
         for name in METHODS:
             it.page.locator(f".methods input[value='{name}']").check()
         it.settle()
-        assert lines(it, "accuracy-by-round") == 5
+        assert mark_count(it, "accuracy-by-round") == 5
         it.page.evaluate("() => window.drawEverything()")
-        assert lines(it, "gains-fedavg", "symbol") > 0
+        assert mark_count(it, "gains-fedavg", "symbol") > 0
 
 
 def test_boxes_of_one_chart(look: Open) -> None:
     with look("five") as it:
         it.page.get_by_label("each party's line").check()
         it.settle()
-        assert lines(it, "accuracy-by-round") == 5 + 5 * 3
+        assert mark_count(it, "accuracy-by-round") == 5 + 5 * 3
         it.page.get_by_label("each party's line").uncheck()
         it.settle()
-        assert lines(it, "accuracy-by-round") == 5
+        assert mark_count(it, "accuracy-by-round") == 5
         axis = "e => e.querySelector('.role-axis[aria-label^=X]').getAttribute('aria-label')"
         for name in ("accuracy-by-bytes", "bytes-by-party"):
             figure = it.page.locator(f"figure:has([id$={name}])")
@@ -151,7 +149,7 @@ def test_boxes_of_one_chart(look: Open) -> None:
             assert "log scale" in chart.evaluate(axis)
 
 
-def test_the_theme(look: Open) -> None:
+def test_theme_button(look: Open) -> None:
     ground = "() => getComputedStyle(document.body).backgroundColor"
     inside = "e => e.querySelector('.role-axis-label text').getAttribute('fill')"
     for scheme, other in (("light", "dark"), ("dark", "light")):
@@ -170,30 +168,28 @@ def test_the_theme(look: Open) -> None:
             assert (it.page.evaluate(ground), chart.evaluate(inside)) == before
 
 
-def test_the_select_of_groups(look: Open) -> None:
-    widths = (
-        f"{SEEN}.map(c => Math.round(c.querySelector('svg')?.getBoundingClientRect().width ?? 0))"
-    )
+def test_selection_of_groups(look: Open) -> None:
+    widths = f"{VISIBLE_CHARTS}.map(c => Math.round(c.querySelector('svg')?.getBoundingClientRect().width ?? 0))"
     with look("groups") as it:
-        shown = (
+        visible_groups = (
             "() => [...document.querySelectorAll('.group')].filter(g => g.offsetParent !=="
             " null).map(g => g.id)"
         )
-        assert it.page.evaluate(shown) == ["setting=a"]
+        assert it.page.evaluate(visible_groups) == ["setting=a"]
         before = it.page.evaluate(widths)
         assert min(before) > 300
         it.page.select_option("#group", "setting=b")
-        assert it.page.evaluate(shown) == ["setting=b"]
+        assert it.page.evaluate(visible_groups) == ["setting=b"]
         it.draw()
         assert min(it.page.evaluate(widths)) > 300
-        it.page.locator("#theme").click()  # while the first group's charts cannot be seen
+        it.page.locator("#theme").click()  # while the first group's charts are hidden
         it.page.select_option("#group", "setting=a")
         it.settle()
         assert it.page.evaluate(widths) == before
 
 
 def test_downloads(look: Open, tmp_path: Path) -> None:
-    """Every table as csv has the columns and values of the page; a chart as svg is one."""
+    """Every CSV has the columns and values of the page; a chart is saved as SVG."""
     with look("five") as it:
         content = json.loads(it.page.evaluate("document.getElementById('comity').textContent"))
     names = list(content["data"])
@@ -207,10 +203,10 @@ def test_downloads(look: Open, tmp_path: Path) -> None:
                 assert waiting.value.suggested_filename == f"{name}.csv"
                 waiting.value.save_as(tmp_path / "it.csv")
                 with (tmp_path / "it.csv").open(encoding="utf-8", newline="") as file:
-                    heads, *got = csv.reader(file)
+                    heads, *rows = csv.reader(file)
                 assert heads == list(content["data"][name])
-                columns = map(unpacked, content["data"][name].values())
-                assert got == [list(map(told, row)) for row in zip(*columns, strict=True)]
+                columns = map(unpack, content["data"][name].values())
+                assert rows == [list(map(js_text, row)) for row in zip(*columns, strict=True)]
     with look("five") as it:
         with it.page.expect_download() as waiting:
             it.page.get_by_role("button", name="Accuracy by round: as svg").click()
@@ -221,7 +217,7 @@ def test_downloads(look: Open, tmp_path: Path) -> None:
         assert waiting.value.suggested_filename == "curves.csv"
 
 
-def unpacked(column: Any) -> list[Any]:
+def unpack(column: Any) -> list[Any]:
     return (
         [None if k < 0 else column["words"][k] for k in column["at"]]
         if isinstance(column, dict)
@@ -229,8 +225,8 @@ def unpacked(column: Any) -> list[Any]:
     )
 
 
-def told(value: Any) -> str:
-    """As JavaScript writes it."""
+def js_text(value: Any) -> str:
+    """A value as JavaScript prints it."""
     if value is None or isinstance(value, str):
         return value or ""
     whole = float(value).is_integer()
@@ -238,7 +234,7 @@ def told(value: Any) -> str:
     return re.sub(r"e([+-])0+", r"e\1", text)
 
 
-def test_the_keyboard_reaches_everything(look: Open) -> None:
+def test_keyboard_reaches_every_control(look: Open) -> None:
     with look("five") as it:
         page = it.page
         reached: list[str] = []
@@ -254,18 +250,18 @@ def test_the_keyboard_reaches_everything(look: Open) -> None:
             if what is None:
                 break
             reached.append(what)
-        assert set(reached) == {"seen"}, "what has the focus can be seen"
-        left = page.evaluate(
+        assert set(reached) == {"seen"}, "an element with the focus is not highlighted"
+        unreached = page.evaluate(
             """() => [...document.querySelectorAll("a[href], button, input, select, summary, .scroll, pre")]
                 .filter(e => e.offsetParent !== null && !e.closest("details:not([open]) > :not(summary)") && !e.dataset.reached)
                 .map(e => e.outerHTML.slice(0, 100))"""
         )
-        assert left == []
+        assert unreached == []
         box = page.locator(".methods input").first
         box.focus()
         page.keyboard.press("Space")
         it.settle()
-        assert lines(it, "accuracy-by-round") == 4
+        assert mark_count(it, "accuracy-by-round") == 4
         page.locator("#theme").focus()
         page.keyboard.press("Enter")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -274,22 +270,24 @@ def test_the_keyboard_reaches_everything(look: Open) -> None:
 
 @pytest.mark.parametrize("width", [1440, 400])
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_sticks_out(kind: str, width: int, look: Open) -> None:
+def test_nothing_overflows(kind: str, width: int, look: Open) -> None:
     with look(kind, width) as it:
         for how in ("document.documentElement", "document.body"):
             assert it.page.evaluate(f"{how}.scrollWidth") <= width
-        wide = f"{SEEN}.filter(c => c.scrollWidth > c.clientWidth + 1).map(c => c.id)"
-        assert it.page.evaluate(wide) == [], "a chart is as wide as its place"
-        assert it.page.evaluate(CUT) == [], "a text is cut off"
+        wide = f"{VISIBLE_CHARTS}.filter(c => c.scrollWidth > c.clientWidth + 1).map(c => c.id)"
+        assert it.page.evaluate(wide) == [], "a chart is wider than its place"
+        assert it.page.evaluate(TRUNCATED_CHARTS) == [], "a text is cut off"
         it.page.set_viewport_size(
             {"width": 1840 - width, "height": 900}
         )  # 400 and 1440 change places
         it.settle()
-        assert it.page.evaluate(CUT) == [], "a text is cut off after the window changed its size"
+        assert it.page.evaluate(TRUNCATED_CHARTS) == [], (
+            "a text is cut off after the window changed its size"
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_for_every_picture(kind: str, look: Open) -> None:
+def test_every_chart_and_control_has_a_label(kind: str, look: Open) -> None:
     with look(kind) as it:
         labels = it.page.evaluate(
             '[...document.querySelectorAll(".chart")].map(c => [c.getAttribute("role"),'
@@ -323,24 +321,20 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_contrast(kind: str, scheme: str, look: Open) -> None:
-    """Every text has at least 4.5 times the luminance of what is behind it, or the other way round
-    (WCAG 2, AA).
-    """
+    """Every text has a contrast ratio of at least 4.5 (WCAG 2, AA)."""
     with look(kind, scheme=scheme) as it:
         it.page.evaluate(
             "() => document.querySelectorAll('details').forEach(d => { d.open = true; })"
         )
-        found = it.page.evaluate(CONTRAST)
-        assert found["texts"] > 100
-        assert [f"{text}: {ratio:.2f}" for text, ratio in found["low"]] == []
+        contrast = it.page.evaluate(CONTRAST)
+        assert contrast["texts"] > 100
+        assert [f"{text}: {ratio:.2f}" for text, ratio in contrast["low"]] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_paper(scheme: str, chromium: Browser, pages: dict[str, Path]) -> None:
-    """What is printed has all charts, though none was looked at before; on white, and as wide as
-    the sheet.
-    """
-    with opened(chromium, pages["five"], scheme=scheme, height=300) as it:
+def test_printed_page(scheme: str, chromium: Browser, pages: dict[str, Path]) -> None:
+    """The printed page has all charts, even if none was drawn before, and fits the sheet."""
+    with open_page(chromium, pages["five"], scheme=scheme, height=300) as it:
         early = len(it.page.pdf())
         it.draw()
         late = len(it.page.pdf())
@@ -348,10 +342,10 @@ def test_on_paper(scheme: str, chromium: Browser, pages: dict[str, Path]) -> Non
         it.page.emulate_media(media="print")
         it.page.evaluate(
             "() => { document.body.style.width = '720px'; }"
-        )  # a sheet is narrower, and no window changes its size
+        )  # a sheet is narrower than the window
         right = "e => e.getBoundingClientRect().right"
         out = (
-            f"{SEEN}.filter(c => ({right})(c.querySelector('svg')) >"
+            f"{VISIBLE_CHARTS}.filter(c => ({right})(c.querySelector('svg')) >"
             f" ({right})(c.closest('figure'))).map(c => c.id)"
         )
         assert it.page.evaluate(out) == []
@@ -362,7 +356,7 @@ def test_on_paper(scheme: str, chromium: Browser, pages: dict[str, Path]) -> Non
             == 0
         )
         assert it.page.locator(".methods label").locator("visible=true").count() == 5, (
-            "the charts' legend"
+            "the legend of the charts is missing"
         )
         assert it.page.evaluate("document.documentElement.dataset.theme") == scheme
         assert not it.console

@@ -1,6 +1,4 @@
-"""What was given away, as a reader sees it: the report's table of guarantees, the page of what left
-a party, and an audit's.
-"""
+"""The report's table of privacy guarantees, disclosure pages and audit pages in a browser."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browser import Opened, opened
+from browser import OpenPage, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -24,7 +22,7 @@ OUTSIDE = """() => [...document.querySelectorAll("main table td, main table th")
     const box = c.getBoundingClientRect(), around = c.closest(".scroll")?.getBoundingClientRect();
     return box.right > innerWidth + 1 || (around && box.right > around.right + 1);
 }).map(c => c.textContent.slice(0, 40))"""
-"""Cells that begin or end beyond the window, or beyond what scrolls them."""
+"""Cells that end outside the window, or outside their scroll area."""
 BROKEN = """() => {
     const wrong = [], range = document.createRange();
     for (const cell of document.querySelectorAll("main td")) {
@@ -37,11 +35,11 @@ BROKEN = """() => {
     }
     return wrong;
 }"""
-"""Words that are broken over two lines; longer ones may break where they have a hyphen."""
+"""Words that are broken over two lines."""
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def privacy_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A comparison of methods with and without noise, with its three kinds of pages."""
     import comity
 
@@ -49,24 +47,26 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.warns(UserWarning, match=r"nothing is guaranteed|no BatchNorm|trusted|Models are"):
         comity.compare(list(METHODS), out=root, record_messages=True, **SMALL)
     comity.audit(root)
-    found = {"report": comity.report(root), "audit": root / "audit.html"}
+    paths = {"report": comity.report(root), "audit": root / "audit.html"}
     for method in METHODS:
         text, sheets = comity.disclose(next((root / method).iterdir()), "p0")
         assert sheets.stat().st_size > 1000
-        found[method] = text
-    return found
+        paths[method] = text
+    return paths
 
 
 @contextmanager
-def seen(chromium: Browser, path: Path, width: int, scheme: str = "light") -> Iterator[Opened]:
-    """A page on which nothing goes wrong and that asks nobody for anything."""
-    with opened(chromium, path, width, scheme) as it:
+def open_checked(
+    chromium: Browser, path: Path, width: int, scheme: str = "light"
+) -> Iterator[OpenPage]:
+    """Open a page; it must make no requests and print nothing on the console."""
+    with open_page(chromium, path, width, scheme) as it:
         yield it
         assert not it.requests
         assert not it.console
 
 
-def cells(it: Opened, k: int) -> list[str]:
+def cells(it: OpenPage, k: int) -> list[str]:
     rows = (
         "[...document.querySelectorAll('table[data-name=privacy] tbody tr')].map(r =>"
         f" r.cells[{k}].textContent)"
@@ -74,10 +74,8 @@ def cells(it: Opened, k: int) -> list[str]:
     return list(it.page.evaluate(rows))
 
 
-def test_the_report_says_what_is_guaranteed_by_whom_and_of_whom(
-    chromium: Browser, private: dict[str, Path]
-) -> None:
-    with seen(chromium, private["report"], 1440) as it:
+def test_table_of_privacy_guarantees(chromium: Browser, privacy_pages: dict[str, Path]) -> None:
+    with open_checked(chromium, privacy_pages["report"], 1440) as it:
         it.draw()
         table = it.page.locator("table[data-name=privacy]")
         assert table.is_visible()
@@ -90,32 +88,32 @@ def test_the_report_says_what_is_guaranteed_by_whom_and_of_whom(
             "delta",
             "left without noise",
         ]
-        told = {
+        protected = {
             (method, whom): text
             for method, whom, text in zip(cells(it, 0), cells(it, 3), cells(it, 2), strict=True)
         }
-        assert told["fedavg+dp(noise=1)", "everybody else"] == "a training record"
-        assert told["fedavg+dp(noise=4,level=party)", "everybody else"] == "nothing"
+        assert protected["fedavg+dp(noise=1)", "everybody else"] == "a training record"
+        assert protected["fedavg+dp(noise=4,level=party)", "everybody else"] == "nothing"
         assert (
-            told["fedavg+dp(noise=4,level=party)", "other parties, if the server is trusted"]
+            protected["fedavg+dp(noise=4,level=party)", "other parties, if the server is trusted"]
             == "all that a party has"
         )
-        assert told["relay+ldp(noise=2)", "everybody else"].startswith("a row")
-        # By worth, not by letters: 0.3 is less than 0.52, and infinite is the most.
+        assert protected["relay+ldp(noise=2)", "everybody else"].startswith("a row")
+        # Sorted by value, not by text: infinite is the largest.
         head = table.locator("th").nth(1).get_by_role("button")
         head.click()
-        found = [float("inf") if text == "infinite" else float(text) for text in cells(it, 1)]
-        assert found == sorted(found, reverse=True)
-        assert found[0] == float("inf")
+        epsilons = [float("inf") if text == "infinite" else float(text) for text in cells(it, 1)]
+        assert epsilons == sorted(epsilons, reverse=True)
+        assert epsilons[0] == float("inf")
         head.hover()
         assert "underline" in head.evaluate("e => getComputedStyle(e).textDecorationLine")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_epsilon_is_in_sight_on_a_phone(
-    scheme: str, chromium: Browser, private: dict[str, Path]
+def test_epsilon_is_visible_on_a_phone(
+    scheme: str, chromium: Browser, privacy_pages: dict[str, Path]
 ) -> None:
-    with seen(chromium, private["report"], 390, scheme) as it:
+    with open_checked(chromium, privacy_pages["report"], 390, scheme) as it:
         it.draw()
         table = it.page.locator("table[data-name=privacy]")
         table.scroll_into_view_if_needed()
@@ -126,10 +124,10 @@ def test_epsilon_is_in_sight_on_a_phone(
 
 @pytest.mark.parametrize("width", [1440, 1000, 390])
 @pytest.mark.parametrize("method", METHODS)
-def test_what_left_can_be_read_in_any_window(
-    method: str, width: int, chromium: Browser, private: dict[str, Path]
+def test_disclosure_fits_any_window(
+    method: str, width: int, chromium: Browser, privacy_pages: dict[str, Path]
 ) -> None:
-    with seen(chromium, private[method], width) as it:
+    with open_checked(chromium, privacy_pages[method], width) as it:
         assert it.page.evaluate(OUTSIDE) == []
         assert [word for word in it.page.evaluate(BROKEN) if "-" not in word] == []
         assert it.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
@@ -140,18 +138,18 @@ def test_what_left_can_be_read_in_any_window(
         )
         assert ("What left" in on_a_phone) == (
             width < 800
-        )  # a cell names its column, where there is no head above it
+        )  # cells name their column where there is no table head
 
 
-def test_what_left_says_behind_which_noise(chromium: Browser, private: dict[str, Path]) -> None:
-    with seen(chromium, private["relay+ldp(noise=2)"], 1440) as it:
+def test_disclosure_names_the_noise(chromium: Browser, privacy_pages: dict[str, Path]) -> None:
+    with open_checked(chromium, privacy_pages["relay+ldp(noise=2)"], 1440) as it:
         text = it.page.inner_text("main")
         assert (
             "One noise for Upload.means, Upload.counts, Upload.obs, Upload.seen together, counted"
             " once" in text
         )
         assert "Rows are protected, not records" in text
-    with seen(chromium, private["fedavg"], 1440) as it:
+    with open_checked(chromium, privacy_pages["fedavg"], 1440) as it:
         first = it.page.locator("p.warning").first
         assert "No noise hides these" in first.inner_text()
         assert first.is_visible()
@@ -159,9 +157,9 @@ def test_what_left_says_behind_which_noise(chromium: Browser, private: dict[str,
 
 @pytest.mark.parametrize("width", [1440, 1280])
 def test_no_column_of_an_audit_is_cut_off(
-    width: int, chromium: Browser, private: dict[str, Path]
+    width: int, chromium: Browser, privacy_pages: dict[str, Path]
 ) -> None:
-    with seen(chromium, private["audit"], width) as it:
+    with open_checked(chromium, privacy_pages["audit"], width) as it:
         assert it.page.evaluate(OUTSIDE) == []
         for method in METHODS:
             assert it.page.get_by_role("heading", name=method, exact=True).count() == 1
@@ -169,9 +167,9 @@ def test_no_column_of_an_audit_is_cut_off(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_audit_on_a_phone_scrolls_its_table_and_nothing_else(
-    scheme: str, chromium: Browser, private: dict[str, Path]
+    scheme: str, chromium: Browser, privacy_pages: dict[str, Path]
 ) -> None:
-    with seen(chromium, private["audit"], 390, scheme) as it:
+    with open_checked(chromium, privacy_pages["audit"], 390, scheme) as it:
         assert it.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
         assert it.page.evaluate(
             "() => { const t = document.querySelector('.scroll'); t.scrollLeft = 1e4; return"

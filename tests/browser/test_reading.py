@@ -1,6 +1,4 @@
-"""What a reader does with the page: reads its labels, sorts its tables, sends its address on, opens
-it on a phone, prints it.
-"""
+"""The report in a browser: labels, sorting of tables, URLs, small screens and printing."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from browser import KINDS, Open, Opened, opened
+from browser import KINDS, Open, OpenPage, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -21,17 +19,17 @@ SETTING = "() => document.querySelector('.group:not([hidden])').id"
 
 @pytest.mark.parametrize("width", [1400, 400])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_label_lies_on_another_or_is_cut(kind: str, width: int, look: Open) -> None:
+def test_labels_neither_overlap_nor_are_truncated(kind: str, width: int, look: Open) -> None:
     with look(kind, width) as it:
-        found = it.page.evaluate(LABELS)
-        assert found["texts"] > 30
-        assert found["wrong"] == []
+        labels = it.page.evaluate(LABELS)
+        assert labels["texts"] > 30
+        assert labels["wrong"] == []
 
 
 # Tables.
 
 
-def column(it: Opened, table: str, k: int) -> list[str]:
+def column(it: OpenPage, table: str, k: int) -> list[str]:
     cells = (
         f"[...document.querySelectorAll('table[data-name={table}] tbody tr')].map(r =>"
         f" r.cells[{k}].textContent)"
@@ -40,7 +38,7 @@ def column(it: Opened, table: str, k: int) -> list[str]:
 
 
 @pytest.mark.parametrize("k", [0, 1, -1])
-def test_a_table_sorts_by_any_of_its_heads(k: int, look: Open) -> None:
+def test_tables_sort_by_any_column(k: int, look: Open) -> None:
     with look("five") as it:
         heads = it.page.locator("table[data-name=ranking] th")
         k = k % heads.count()
@@ -61,19 +59,19 @@ def test_a_table_sorts_by_any_of_its_heads(k: int, look: Open) -> None:
         assert column(it, "ranking", k) == sorted(before, key=key, reverse=not figures)
         head.get_by_role("button").press("Space")
         assert head.get_attribute("aria-sort") == "none"
-        assert column(it, "ranking", k) == before, "the first order comes back"
+        assert column(it, "ranking", k) == before, "the first order does not come back"
         heads.nth(1).get_by_role("button").click()
         heads.nth(0).get_by_role("button").click()
-        assert heads.nth(1).get_attribute("aria-sort") == "none", "one column at a time"
+        assert heads.nth(1).get_attribute("aria-sort") == "none", "sorted by two columns"
 
 
-def test_cells_are_sorted_by_what_they_mean(
+def test_cells_are_sorted_by_value(
     chromium: Browser, pages: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Bytes by their unit, times by theirs, shares of parties as shares; never is more than any
-    number, silence comes last.
+    """Bytes and times are sorted by their units, fractions of parties by value; `never` is more
+    than any number, and empty cells come last.
     """
-    told = {
+    values = {
         "bytes": ["90 B", "8.03 kB", "16 kB", "1.2 MB", "3 GB", ""],
         "time": ["0.1 s", "3.9 s", "59.9 s", "2 min", "1.5 h", ""],
         "gained": ["0/6", "1/12", "2/12", "3/6", "6/6", ""],
@@ -81,10 +79,10 @@ def test_cells_are_sorted_by_what_they_mean(
         "rounds": ["2", "10", "1,000", "1,234,567", "never", ""],
         "difference": ["-12", "equal", "+3", "+1,000", "+1,001", ""],
     }
-    heads = "".join(f"<th class='figure' scope='col'>{name}</th>" for name in told)
+    heads = "".join(f"<th class='figure' scope='col'>{name}</th>" for name in values)
     places = [3, 5, 0, 4, 1, 2]  # mixed
     body = "".join(
-        "<tr>" + "".join(f"<td>{cells[k]}</td>" for cells in told.values()) + "</tr>"
+        "<tr>" + "".join(f"<td>{cells[k]}</td>" for cells in values.values()) + "</tr>"
         for k in places
     )
     table = f"<table data-name=mixed><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
@@ -92,8 +90,8 @@ def test_cells_are_sorted_by_what_they_mean(
     (tmp_path / "mixed.html").write_text(
         source.replace('<main id="main">', f'<main id="main">{table}', 1), encoding="utf-8"
     )
-    with opened(chromium, tmp_path / "mixed.html") as it:
-        for k, (name, cells) in enumerate(told.items()):
+    with open_page(chromium, tmp_path / "mixed.html") as it:
+        for k, (name, cells) in enumerate(values.items()):
             button = it.page.locator("table[data-name=mixed] th").nth(k).get_by_role("button")
             button.click()
             assert column(it, "mixed", k) == [*reversed(cells[:-1]), cells[-1]], name
@@ -101,27 +99,27 @@ def test_cells_are_sorted_by_what_they_mean(
             assert column(it, "mixed", k) == cells, name
 
 
-# The address.
+# URLs.
 
 
-def test_an_address_opens_the_same_setting_and_part(
-    chromium: Browser, pages: dict[str, Path]
-) -> None:
-    with opened(chromium, pages["groups"], at="#setting=b/space") as it:
+def test_url_opens_the_same_setting_and_part(chromium: Browser, pages: dict[str, Path]) -> None:
+    with open_page(chromium, pages["groups"], at="#setting=b/space") as it:
         it.page.wait_for_timeout(200)
         assert it.page.evaluate(SETTING) == "setting=b"
         assert it.page.locator("#group").input_value() == "setting=b"
         part = it.page.locator("[id='setting=b/space']")
-        assert part.locator("details").get_attribute("open") is not None, "what is folded opens"
+        assert part.locator("details").get_attribute("open") is not None, (
+            "the folded part does not open"
+        )
         top = part.bounding_box()
         assert top is not None
-        assert -5 <= top["y"] < 450, "and it is in view"
+        assert -5 <= top["y"] < 450, "the part is not in view"
         assert not it.console
-    with opened(chromium, pages["groups"], at="#no-such-place") as it:
+    with open_page(chromium, pages["groups"], at="#no-such-place") as it:
         assert it.page.evaluate(SETTING) == "setting=a"
 
 
-def test_the_setting_is_in_the_address_and_back_goes_back(look: Open) -> None:
+def test_setting_is_in_the_url_and_in_the_history(look: Open) -> None:
     with look("groups") as it:
         assert it.page.evaluate(SETTING) == "setting=a"
         it.page.select_option("#group", "setting=b")
@@ -131,7 +129,7 @@ def test_the_setting_is_in_the_address_and_back_goes_back(look: Open) -> None:
         it.settle()
         it.page.select_option("#group", "setting=a")
         assert it.page.evaluate("location.hash") == "#setting=a/wire", (
-            "the part that is being read stays"
+            "the part changes with the setting"
         )
         assert it.page.evaluate(SETTING) == "setting=a"
         it.page.go_back()
@@ -144,23 +142,23 @@ def test_the_setting_is_in_the_address_and_back_goes_back(look: Open) -> None:
 
 
 def test_a_method_keeps_its_colour_from_setting_to_setting(look: Open) -> None:
-    """Both settings have SOLO; what only one has, has a colour of its own."""
+    """Both settings have SOLO; methods of one setting have their own colours."""
     colour = "l => [l.textContent.trim(), l.querySelector('.swatch').style.background]"
-    seen = (
+    colours = (
         "[...document.querySelectorAll('.group')].map(g => [...g.querySelectorAll('.methods"
         f" label')].map({colour}))"
     )
     with look("groups") as it:
-        a, b = (dict(some) for some in it.page.evaluate(seen))
+        a, b = (dict(some) for some in it.page.evaluate(colours))
     assert a["solo"] == b["solo"]
     assert len({*a.values(), *b.values()}) == len(a | b)
 
 
-# A small screen.
+# Small screens.
 
 
 @pytest.mark.parametrize("kind", ["five", "heart", "groups"])
-def test_what_matters_is_in_view_on_a_phone(kind: str, look: Open) -> None:
+def test_main_columns_are_visible_on_a_phone(kind: str, look: Open) -> None:
     with look(kind, 400) as it:
         table = it.page.locator(".group:not([hidden]) table[data-name=ranking]")
         heads = table.locator("th:visible").all_inner_texts()
@@ -175,43 +173,41 @@ def test_what_matters_is_in_view_on_a_phone(kind: str, look: Open) -> None:
         assert more.get_attribute("aria-expanded") == "false"
         more.click()
         assert "sent" in table.locator("th:visible").all_inner_texts(), (
-            "the others are there when asked for"
+            "the button does not show the other columns"
         )
         scroll = table.locator("xpath=..")
         scroll.evaluate("e => { e.scrollLeft = 200; }")
         first = table.locator("tbody td").first.bounding_box()
         assert first is not None
-        assert 0 <= first["x"] < 30, "and the row's name stays"
+        assert 0 <= first["x"] < 30, "the name of the row scrolls away"
         more.click()
         assert "sent" not in table.locator("th:visible").all_inner_texts()
 
 
 @pytest.mark.parametrize(("width", "height"), [(1400, 900), (400, 800)])
-def test_the_legend_stays_in_reach(width: int, height: int, look: Open) -> None:
+def test_legend_stays_visible(width: int, height: int, look: Open) -> None:
     with look("five", width, height=height) as it:
         it.page.locator("[id^=chart-][id$=bytes-by-party]").scroll_into_view_if_needed()
         it.page.wait_for_timeout(500)
         box = it.page.locator(".methods").bounding_box()
         assert box is not None
         assert 0 <= box["y"] < 80
-        assert box["height"] < 50, "and does not eat the screen"
+        assert box["height"] < 50, "the legend is too high"
         under = "([x, y]) => document.elementFromPoint(x, y).closest('.methods') !== null"
         assert it.page.evaluate(under, [box["x"] + 20, box["y"] + box["height"] / 2]), (
-            "nothing lies on it"
+            "the legend is covered"
         )
         it.page.locator(".methods input[value=adcol]").uncheck()
         it.settle()
         assert it.page.locator("figure:has([id$=discriminator])").count() == 1
 
 
-# What is folded.
+# Folded parts.
 
 
 @pytest.mark.parametrize("kind", ["five", "groups"])
-def test_the_answer_comes_without_the_maps(
-    kind: str, chromium: Browser, pages: dict[str, Path]
-) -> None:
-    with opened(chromium, pages[kind]) as it:
+def test_maps_are_folded_at_first(kind: str, chromium: Browser, pages: dict[str, Path]) -> None:
+    with open_page(chromium, pages[kind]) as it:
         here = it.page.locator(".group:not([hidden])")
         assert here.locator("[data-part=answer]").locator("table").first.is_visible()
         assert here.locator("[data-part=gains] .chart").first.is_visible()
@@ -225,11 +221,13 @@ def test_the_answer_comes_without_the_maps(
         assert not it.console
 
 
-def test_what_is_folded_is_printed(chromium: Browser, pages: dict[str, Path]) -> None:
-    with opened(chromium, pages["five"]) as it:
+def test_folded_parts_are_printed(chromium: Browser, pages: dict[str, Path]) -> None:
+    with open_page(chromium, pages["five"]) as it:
         it.page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
         it.page.locator("[data-part=space] .chart svg").first.wait_for(timeout=20_000)
         assert it.page.locator("details:not([open])").count() == 0
         it.page.evaluate("() => dispatchEvent(new Event('afterprint'))")
-        assert it.page.locator("details[open]").count() == 0, "and is folded again"
+        assert it.page.locator("details[open]").count() == 0, (
+            "parts are not folded again after printing"
+        )
         it.settle()

@@ -1,4 +1,4 @@
-"""What all tests of the command line share."""
+"""Fixtures for all tests of the command line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from harness import Nursery
 
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    made = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield made
-    made.close()
+    """A nursery for the whole session."""
+    process = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield process
+    process.close()
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to stand in, and a screen of 80 columns."""
+    """An empty working directory, and a terminal of 80 columns."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)

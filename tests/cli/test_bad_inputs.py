@@ -1,10 +1,12 @@
-"""Whatever is wrong ends in one plain sentence on stderr and an exit code; a wrong input leaves
-nothing behind.
+"""Every error is one plain sentence on stderr and an exit code; a wrong input leaves no files
+behind.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import SMALL, Nursery, comity, complaint, contents, one_sentence, process, works
+from harness import SMALL, Nursery, comity, complaint, contents, one_sentence, process, succeed
 
 import comity as library
 from comity.runs import checkpoint
@@ -24,20 +26,23 @@ from comity.runs.build import federation_of, prepare
 from comity.runs.config import experiment
 from comity.runs.run import start
 from comity.runs.server_run import Quiet
+from comity.safe_files import open_to_append, write_atomically
 
 
-def refused(*args: object, out: bool = True) -> str:
-    """A wrong input: exit code 2, one sentence, and the folder stood in is as it was."""
+def assert_refused(*args: object, out: bool = True) -> str:
+    """Run a command with a wrong input; it must end with exit code 2 and one sentence, and leave
+    the working directory unchanged. Returns the sentence.
+    """
     before = sorted(Path.cwd().rglob("*"))
-    said = one_sentence(comity(*args, *(("--out", "out") if out else ())), 2)
-    left = [
+    message = one_sentence(comity(*args, *(("--out", "out") if out else ())), 2)
+    new_files = [
         p for p in sorted(Path.cwd().rglob("*")) if p not in before and "__pycache__" not in p.parts
     ]
-    assert not left, f"left behind: {left}"
-    return said
+    assert not new_files, f"left behind: {new_files}"
+    return message
 
 
-QUICK = ("--rounds", "1", "--parties", "3")  # in case it is not refused
+QUICK = ("--rounds", "1", "--parties", "3")  # short, in case the command is not refused
 
 
 # --- Wrong names ------------------------------------------------------------------------------------------------------
@@ -55,8 +60,8 @@ NAMES = [
 @pytest.mark.parametrize("command", ["run", "compare", "show"])
 def test_wrong_method(command: str, name: str, here: Path) -> None:
     if command == "show" and "(" in name:
-        pytest.skip("show takes names; what options they carry does not matter to it")
-    refused(command, name, *(() if command == "show" else QUICK), out=command != "show")
+        pytest.skip("show ignores the options of a method")
+    assert_refused(command, name, *(() if command == "show" else QUICK), out=command != "show")
 
 
 @pytest.mark.parametrize(
@@ -124,14 +129,14 @@ def test_wrong_method(command: str, name: str, here: Path) -> None:
 )
 def test_wrong_name_of(option: str, values: list[str], here: Path) -> None:
     for value in values:
-        refused("run", "fedavg", *QUICK, f"--{option}={value}")
+        assert_refused("run", "fedavg", *QUICK, f"--{option}={value}")
 
 
 @pytest.mark.parametrize(
     "what", ["", "algorithm", "all", "experiment", "--json", "algorithms models"]
 )
 def test_wrong_list(what: str, here: Path) -> None:
-    refused("list", what, out=False)
+    assert_refused("list", what, out=False)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,7 @@ def test_wrong_list(what: str, here: Path) -> None:
     ],
 )  # fmt: skip
 def test_wrong_commands(args: tuple[str, ...], here: Path) -> None:
-    refused(*args, out=False)
+    assert_refused(*args, out=False)
 
 
 # --- Wrong numbers ----------------------------------------------------------------------------------------------------
@@ -158,8 +163,8 @@ INTS = ["parties", "rounds", "epochs", "steps", "batch", "eval-every", "workers"
 @pytest.mark.parametrize("option", [*INTS, "seed", "lr", "participation", "validation"])
 @pytest.mark.parametrize("value", [*NOT_NUMBERS, "nan", "inf", "-inf", "-1", "-0.5", "-9" * 30])
 def test_wrong_number(option: str, value: str, here: Path) -> None:
-    said = refused("run", "fedavg", *QUICK, f"--{option}={value}")
-    assert option.replace("-", "_") in said.replace("-", "_"), (
+    message = assert_refused("run", "fedavg", *QUICK, f"--{option}={value}")
+    assert option.replace("-", "_") in message.replace("-", "_"), (
         "the sentence does not say which option is wrong"
     )
 
@@ -176,7 +181,7 @@ def test_wrong_number(option: str, value: str, here: Path) -> None:
 )
 def test_number_out_of_range(option: str, values: list[str], here: Path) -> None:
     for value in values:
-        refused("run", "fedavg", *QUICK, f"--{option}={value}")
+        assert_refused("run", "fedavg", *QUICK, f"--{option}={value}")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def test_number_out_of_range(option: str, values: list[str], here: Path) -> None
     ],
 )  # fmt: skip
 def test_optimizer_out_of_range(spec: str, here: Path) -> None:
-    refused("run", "fedavg", *QUICK, "--optimizer", spec)
+    assert_refused("run", "fedavg", *QUICK, "--optimizer", spec)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +207,7 @@ def test_optimizer_out_of_range(spec: str, here: Path) -> None:
     ],
 )  # fmt: skip
 def test_model_out_of_range(spec: str, here: Path) -> None:
-    refused("run", "fedavg", *QUICK, "--model", spec)
+    assert_refused("run", "fedavg", *QUICK, "--model", spec)
 
 
 def test_a_model_larger_than_the_memory(here: Path) -> None:
@@ -220,7 +225,7 @@ def test_a_model_larger_than_the_memory(here: Path) -> None:
      "matched(size=1.5)", "matched(size=nan)", "common(0)", "common(1)", "common(nan)", "matched(fraction=1)"],
 )  # fmt: skip
 def test_protocol_out_of_range(spec: str, here: Path) -> None:
-    refused("run", "fedavg", *QUICK, "--test", spec)
+    assert_refused("run", "fedavg", *QUICK, "--test", spec)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +235,7 @@ def test_protocol_out_of_range(spec: str, here: Path) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "-inf", "abc", "", "true"])
 def test_method_constant_out_of_range(method: str, name: str, value: str, here: Path) -> None:
-    refused("run", method, *QUICK, "--model", "mlp2(width=8)", "--set", f"{name}={value}")
+    assert_refused("run", method, *QUICK, "--model", "mlp2(width=8)", "--set", f"{name}={value}")
 
 
 @pytest.mark.parametrize(
@@ -242,28 +247,26 @@ def test_method_constant_out_of_range(method: str, name: str, value: str, here: 
         ("fedavg+dbe", "train_offset=maybe"), ("fedavg+mr", "train_offset=true"), ("fedavg+dbe", "host=1"),
     ],
 )  # fmt: skip
-def test_method_constant_that_makes_no_sense(method: str, setting: str, here: Path) -> None:
-    refused("run", method, *SMALL, "--model", "mlp2(width=8)", "--set", setting)
+def test_invalid_method_constant_is_refused(method: str, setting: str, here: Path) -> None:
+    assert_refused("run", method, *SMALL, "--model", "mlp2(width=8)", "--set", setting)
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [("batch", 10**18), ("batch", 10**30), ("workers", 10**9), ("seed", 10**30)],
 )
-def test_absurdly_large_numbers_work_or_end_in_a_sentence(
-    option: str, value: int, here: Path
-) -> None:
-    ended = comity("run", "fedavg", *SMALL, f"--{option}", value, "--out", "out")
-    if ended.code:
-        one_sentence(ended, 1, 2)
+def test_huge_numbers_are_accepted_or_refused(option: str, value: int, here: Path) -> None:
+    result = comity("run", "fedavg", *SMALL, f"--{option}", value, "--out", "out")
+    if result.code:
+        one_sentence(result, 1, 2)
 
 
 @pytest.mark.parametrize(
     "seeds", ["", "a", "0,a", "0,,1", "-1", "0,0", "1.5", "0;1", "nan", ",", "0,1,"]
 )
 def test_wrong_seeds(seeds: str, here: Path) -> None:
-    refused("compare", "fedavg", *SMALL, f"--seeds={seeds}")
-    refused("tune", "fedprox", "--grid", "mu=1", *SMALL, f"--seeds={seeds}")
+    assert_refused("compare", "fedavg", *SMALL, f"--seeds={seeds}")
+    assert_refused("tune", "fedprox", "--grid", "mu=1", *SMALL, f"--seeds={seeds}")
 
 
 @pytest.mark.parametrize(
@@ -273,8 +276,8 @@ def test_wrong_seeds(seeds: str, here: Path) -> None:
 )  # fmt: skip
 def test_wrong_grid(grid: str, here: Path) -> None:
     if grid.startswith(("parties", "algorithm", "seed")):
-        ended = comity("tune", "fedprox", "--grid", grid, *SMALL, "--out", "out")
-        if ended.code == 0:  # then each point must have been run as asked
+        result = comity("tune", "fedprox", "--grid", grid, *SMALL, "--out", "out")
+        if result.code == 0:  # then each point must have been run with its own setting
             assert (
                 len(
                     {
@@ -290,13 +293,13 @@ def test_wrong_grid(grid: str, here: Path) -> None:
                     for p in here.rglob("split.json")
                 } == {3, 4}
             return
-        one_sentence(ended, 2)
+        one_sentence(result, 2)
         return
-    refused("tune", "fedprox", "--grid", grid, *SMALL)
+    assert_refused("tune", "fedprox", "--grid", grid, *SMALL)
 
 
 def test_tune_needs_validation_data(here: Path) -> None:
-    refused("tune", "fedprox", "--grid", "mu=1", *SMALL, "--validation", "0")
+    assert_refused("tune", "fedprox", "--grid", "mu=1", *SMALL, "--validation", "0")
 
 
 # --- Impossible partitions --------------------------------------------------------------------------------------------
@@ -323,22 +326,22 @@ def test_tune_needs_validation_data(here: Path) -> None:
     ],
 )  # fmt: skip
 def test_wrong_partition(spec: str, here: Path) -> None:
-    refused("run", "fedavg", *QUICK[:2], f"--partition={spec}")
+    assert_refused("run", "fedavg", *QUICK[:2], f"--partition={spec}")
     if spec.startswith("p"):
-        refused("data", "inspect", f"--partition={spec}", out=False)
+        assert_refused("data", "inspect", f"--partition={spec}", out=False)
 
 
 @pytest.mark.parametrize("parties", [1798, 10**6, 10**18, 1797, 900])
 def test_more_parties_than_samples(parties: int, here: Path) -> None:
-    refused("run", "fedavg", "--partition", "iid", "--parties", parties)
+    assert_refused("run", "fedavg", "--partition", "iid", "--parties", parties)
 
 
 @pytest.mark.parametrize(
     "damage", ["{}", "[]", "", "null", '{"parties": {}}', "\0\1\2", "not json"]
 )
-def test_a_partition_file_that_is_no_split(damage: str, here: Path) -> None:
+def test_invalid_partition_file_is_refused(damage: str, here: Path) -> None:
     Path("split.json").write_text(damage, encoding="utf-8")
-    refused("run", "fedavg", "--partition", "split.json")
+    assert_refused("run", "fedavg", "--partition", "split.json")
 
 
 # --- TOML files -------------------------------------------------------------------------------------------------------
@@ -375,7 +378,7 @@ TOML = [
 def test_wrong_toml(text: str, here: Path) -> None:
     Path("x.toml").write_text(text, encoding="utf-8")
     more = () if re.search("rounds|parties|party|epochs", text) else QUICK
-    refused("run", "x.toml", *more)
+    assert_refused("run", "x.toml", *more)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +387,7 @@ def test_wrong_toml(text: str, here: Path) -> None:
 )
 def test_binary_toml(blob: bytes, here: Path) -> None:
     Path("x.toml").write_bytes(blob)
-    refused("run", "x.toml")
+    assert_refused("run", "x.toml")
 
 
 @pytest.mark.parametrize(
@@ -393,22 +396,22 @@ def test_binary_toml(blob: bytes, here: Path) -> None:
 @pytest.mark.parametrize("command", ["run", "plan", "tune"])
 def test_absent_toml(command: str, path: str, here: Path) -> None:
     Path("folder.toml").mkdir()
-    refused(
+    assert_refused(
         command, path, *(("--grid", "lr=0.1") if command == "tune" else ()), out=command != "plan"
     )
 
 
 def test_an_empty_toml_is_all_defaults(here: Path) -> None:
     Path("x.toml").write_text("", encoding="utf-8")
-    works("run", "x.toml", *SMALL, "--out", "a")
-    works("run", "fedavg", *SMALL, "--out", "b")
+    succeed("run", "x.toml", *SMALL, "--out", "a")
+    succeed("run", "fedavg", *SMALL, "--out", "b")
     assert contents(here / "a") == contents(here / "b")
 
 
 def test_compare_takes_names_not_files(here: Path) -> None:
     Path("x.toml").write_text("algorithm = 'fedavg'", encoding="utf-8")
-    refused("compare", "x.toml")
-    refused("show", "x.toml", out=False)
+    assert_refused("compare", "x.toml")
+    assert_refused("show", "x.toml", out=False)
 
 
 # --- A user's own files -----------------------------------------------------------------------------------------------
@@ -441,18 +444,18 @@ ALGORITHMS = BROKEN | {
 def test_wrong_algorithm_file(kind: str, here: Path) -> None:
     name = f"bad_algorithm_{kind}.py"
     Path(name).write_text(ALGORITHMS[kind], encoding="utf-8")
-    said = refused("run", f"./{name}", *SMALL)
-    assert name in said, "the sentence does not name the file"
+    message = assert_refused("run", f"./{name}", *SMALL)
+    assert name in message, "the sentence does not name the file"
 
 
 @pytest.mark.parametrize("path", ["./none.py", "no/such/mine.py", "folder.py", ".py"])
 def test_absent_python_files(path: str, here: Path) -> None:
     Path("folder.py").mkdir()
-    refused("run", path, *SMALL)
-    refused("run", f"fedavg+{path}", *SMALL)
-    refused("show", path, out=False)
-    refused("run", "fedavg", *SMALL, "--model", path)
-    refused("run", "fedavg", *SMALL, "--data", path)
+    assert_refused("run", path, *SMALL)
+    assert_refused("run", f"fedavg+{path}", *SMALL)
+    assert_refused("show", path, out=False)
+    assert_refused("run", "fedavg", *SMALL, "--model", path)
+    assert_refused("run", "fedavg", *SMALL, "--data", path)
 
 
 MODELS = BROKEN | {
@@ -481,8 +484,8 @@ MODELS = BROKEN | {
 def test_wrong_model_file(kind: str, here: Path) -> None:
     name = f"bad_model_{kind}.py"
     Path(name).write_text(MODELS[kind], encoding="utf-8")
-    said = refused("run", "fedavg", *SMALL, "--model", f"./{name}")
-    assert name in said, "the sentence does not name the file"
+    message = assert_refused("run", "fedavg", *SMALL, "--model", f"./{name}")
+    assert name in message, "the sentence does not name the file"
 
 
 DATASET = "import torch\nfrom comity.data import Dataset\n"
@@ -513,7 +516,7 @@ DATASETS = BROKEN | {
 def test_wrong_dataset_file(kind: str, here: Path) -> None:
     name = f"bad_dataset_{kind}.py"
     Path(name).write_text(DATASETS[kind], encoding="utf-8")
-    refused("run", "fedavg", *SMALL, "--data", f"./{name}")
+    assert_refused("run", "fedavg", *SMALL, "--data", f"./{name}")
 
 
 def test_a_method_that_fails_in_a_round_is_a_failed_run(here: Path) -> None:
@@ -523,11 +526,11 @@ def test_a_method_that_fails_in_a_round_is_a_failed_run(here: Path) -> None:
         encoding="utf-8",
     )
     for engine in ("loop", "process"):
-        said = one_sentence(
+        message = one_sentence(
             comity("run", "./fails_later.py", *SMALL, "--engine", engine, "--out", engine), 1
         )
-        assert "first line" in said
-        assert "fails_later.py" in said
+        assert "first line" in message
+        assert "fails_later.py" in message
 
 
 # --- Combinations that make no sense ----------------------------------------------------------------------------------
@@ -542,14 +545,14 @@ def test_a_method_that_fails_in_a_round_is_a_failed_run(here: Path) -> None:
         "fedavg+dbe+fedavg",
     ],
 )  # fmt: skip
-def test_compositions_that_make_no_sense(method: str, here: Path) -> None:
-    refused("run", method, *SMALL)
-    refused("plan", method, *SMALL, out=False)
+def test_invalid_compositions_are_refused(method: str, here: Path) -> None:
+    assert_refused("run", method, *SMALL)
+    assert_refused("plan", method, *SMALL, out=False)
 
 
 @pytest.mark.parametrize("method", ["solo+dbe", "fedavg+solo", "nope"])
 def test_compare_checks_all_before_it_starts(method: str, here: Path) -> None:
-    refused("compare", "fedavg", method, *SMALL)
+    assert_refused("compare", "fedavg", method, *SMALL)
 
 
 @pytest.mark.parametrize(
@@ -565,28 +568,30 @@ def test_compare_checks_all_before_it_starts(method: str, here: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_settings_that_do_not_go_together(args: tuple[str, ...], here: Path) -> None:
-    refused("run", args[0], "--parties", "3", "--rounds", "1", "--partition", "iid", *args[1:])
+def test_conflicting_settings_are_refused(args: tuple[str, ...], here: Path) -> None:
+    assert_refused(
+        "run", args[0], "--parties", "3", "--rounds", "1", "--partition", "iid", *args[1:]
+    )
 
 
 def test_a_model_without_a_body_to_share(here: Path) -> None:
-    """linear has nothing before its head: refused before the run, or it works."""
+    """linear has no layers before its head: it is refused before the run, or the run succeeds."""
     for method in ("fedper", "fedper+mr"):
-        ended = comity("run", method, *SMALL, "--out", method)
-        if ended.code:
-            one_sentence(ended, 2)
+        result = comity("run", method, *SMALL, "--out", method)
+        if result.code:
+            one_sentence(result, 2)
             assert not (here / method).exists()
 
 
-def test_two_files_of_one_name_are_told_apart_before_the_first_run(here: Path) -> None:
+def test_two_files_of_one_name_have_separate_runs_or_are_refused(here: Path) -> None:
     for folder in ("x", "y"):
         Path(folder).mkdir()
         Path(folder, "twin.py").write_text(
             ALGORITHM + "@algorithm\nclass A(FedAvg): pass\n", encoding="utf-8"
         )
-    ended = comity("compare", "./x/twin.py", "./y/twin.py", *SMALL, "--out", "out")
-    if ended.code:
-        one_sentence(ended, 2)
+    result = comity("compare", "./x/twin.py", "./y/twin.py", *SMALL, "--out", "out")
+    if result.code:
+        one_sentence(result, 2)
         assert not Path("out").exists()
     else:
         assert len(list(here.glob("out/*/seed-0/summary.json"))) == 3
@@ -596,7 +601,7 @@ def test_two_files_of_one_name_are_told_apart_before_the_first_run(here: Path) -
 def test_batchnorm_with_batches_of_one(
     more: tuple[str, ...], nursery: Nursery, tmp_path: Path
 ) -> None:
-    """No statistics can be taken of one sample: refused, or no step is made; never an endless loop."""
+    """A batch of one sample has no statistics: it is refused, and there is no endless loop."""
     args = (
         "--model",
         "fedbn-cnn(scale=0.1)",
@@ -609,8 +614,8 @@ def test_batchnorm_with_batches_of_one(
         "--engine",
         "loop",
     )
-    ended = nursery.start("run", "fedavg", *args, *more, "--out", tmp_path / "out").wait(seconds=5)
-    one_sentence(ended, 2)
+    result = nursery.start("run", "fedavg", *args, *more, "--out", tmp_path / "out").wait(seconds=5)
+    one_sentence(result, 2)
 
 
 @pytest.mark.parametrize(
@@ -628,38 +633,38 @@ def test_batchnorm_with_batches_of_one(
         ("p1.model=mlp2(width=7)", "width"),
     ],
 )
-def test_a_partys_own_way_that_makes_no_sense(way: str, word: str, here: Path) -> None:
-    ended = comity(
+def test_invalid_party_setting_is_refused(way: str, word: str, here: Path) -> None:
+    result = comity(
         "run", "relay", "--parties", "2", "--rounds", "1", "--party", way, "--out", "out"
     )
-    assert word in one_sentence(ended, 2)
+    assert word in one_sentence(result, 2)
     assert not Path("out").exists()
 
 
 def test_peers_are_refused_where_a_party_cannot_choose(here: Path) -> None:
-    ended = comity(
+    result = comity(
         "run", "fedavg", "--parties", "2", "--rounds", "1", "--party", "p1.peers=p0", "--out", "out"
     )
-    assert "choose its peers" in one_sentence(ended, 2)
+    assert "choose its peers" in one_sentence(result, 2)
 
 
 @pytest.mark.parametrize("count", ["3", "9"])
-def test_somebody_must_be_there_from_the_start(count: str, here: Path) -> None:
+def test_all_parties_as_newcomers_is_refused(count: str, here: Path) -> None:
     assert "newcomers" in one_sentence(
         comity("run", "fedavg", "--parties", "3", "--newcomers", count, "--out", "out"), 2
     )
 
 
-def test_a_party_cannot_have_epochs_and_steps_of_the_experiment_mixed_up(here: Path) -> None:
-    """A party's own epochs must count although the experiment has steps."""
+def test_epochs_of_a_party_override_steps_of_the_experiment(here: Path) -> None:
+    """A party's own epochs apply although the experiment sets steps."""
     text = (
         "rounds = 1\nparties = 2\nmodel = 'linear'\npartition = 'iid'\nsteps ="
         " 3\n[party.p0]\nepochs = 1\n"
     )
     Path("x.toml").write_text(text, encoding="utf-8")
-    ended = comity("run", "x.toml", "--out", "out")
-    if ended.code:
-        one_sentence(ended, 2)
+    result = comity("run", "x.toml", "--out", "out")
+    if result.code:
+        one_sentence(result, 2)
         return
     train = len(
         json.loads(Path("out/split.json").read_text(encoding="utf-8"))["parties"]["p0"]["train"]
@@ -690,16 +695,16 @@ NOWHERE = [
     [("run", "fedavg"), ("compare", "fedavg"), ("tune", "fedprox", "--grid", "mu=1")],
     ids=lambda c: c[0],
 )
-def test_out_is_no_place(command: tuple[str, ...], out: str, here: Path) -> None:
+def test_unusable_out_is_refused(command: tuple[str, ...], out: str, here: Path) -> None:
     Path("file").write_text("precious", encoding="utf-8")
     Path("link").symlink_to("/proc/nowhere")
-    said = one_sentence(comity(*command, *SMALL, f"--out={out}"), 1, 2)
-    assert "Error" not in said
+    message = one_sentence(comity(*command, *SMALL, f"--out={out}"), 1, 2)
+    assert "Error" not in message
     assert Path("file").read_text(encoding="utf-8") == "precious"
     assert {p.name for p in here.iterdir()} == {"file", "link"}
 
 
-def test_out_of_the_wrong_name_is_named(here: Path) -> None:
+def test_error_names_an_unusable_out(here: Path) -> None:
     Path("file").write_text("precious", encoding="utf-8")
     assert "file" in one_sentence(comity("run", "fedavg", *SMALL, "--out", "file"), 1, 2)
     assert "/proc/comity" in one_sentence(
@@ -707,12 +712,12 @@ def test_out_of_the_wrong_name_is_named(here: Path) -> None:
     )
 
 
-def test_a_folder_with_other_things_keeps_them(here: Path) -> None:
-    """Files of the user's own that happen to be called like ours must not be destroyed silently."""
+def test_files_in_an_existing_folder_are_not_overwritten(here: Path) -> None:
+    """A user's file with the name of a run's table is not overwritten."""
     Path("out").mkdir()
     Path("out/metrics.csv").write_text("precious", encoding="utf-8")
-    ended = comity("run", "fedavg", *SMALL, "--out", "out")
-    assert ended.code == 2
+    result = comity("run", "fedavg", *SMALL, "--out", "out")
+    assert result.code == 2
     assert Path("out/metrics.csv").read_text(encoding="utf-8") == "precious"
 
 
@@ -721,9 +726,9 @@ def test_a_folder_with_other_things_keeps_them(here: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run that full disks disturb."""
+    """The run of `FULL` on a disk that is not full."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    works("run", *FULL, "--out", folder)
+    succeed("run", *FULL, "--out", folder)
     return folder
 
 
@@ -745,8 +750,8 @@ EVERY_ROUND = {"COMITY_CHECKPOINT_SECONDS": "0"}
 
 @pytest.mark.parametrize("limit", [400, 3000, 20_000])
 def test_a_full_disk(limit: int, whole: Path, nursery: Nursery, tmp_path: Path) -> None:
-    """100 and 3000: nothing begins, since the split finds no room; 20000: no room for the server's
-    state.
+    """With 400 and 3000 bytes no run starts, as the split does not fit; with 20000 the server's
+    state does not fit.
     """
     out = tmp_path / "out"
     one_sentence(nursery.run("run", *FULL, "--out", out, limit=limit, env=EVERY_ROUND), 1)
@@ -759,12 +764,12 @@ def test_a_full_disk(limit: int, whole: Path, nursery: Nursery, tmp_path: Path) 
 
 def test_a_disk_that_fills_up_after_some_checkpoints(nursery: Nursery, tmp_path: Path) -> None:
     out, calm, args = tmp_path / "out", tmp_path / "calm", (*SMALL, "--rounds", "30")
-    works("run", "scaffold", *args, "--out", calm)
+    succeed("run", "scaffold", *args, "--out", calm)
     size = (calm / "metrics.csv").stat().st_size
     limit = (size + (calm / "split.json").stat().st_size) // 2
     assert (calm / "split.json").stat().st_size < limit < size
-    ended = nursery.run("run", "scaffold", *args, "--out", out, limit=limit, env=EVERY_ROUND)
-    complaint(ended, 1)
+    result = nursery.run("run", "scaffold", *args, "--out", out, limit=limit, env=EVERY_ROUND)
+    complaint(result, 1)
     assert (
         json.loads((out / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))["round"] > 3
     )
@@ -775,33 +780,41 @@ def test_a_disk_that_fills_up_after_some_checkpoints(nursery: Nursery, tmp_path:
     assert contents(out) == contents(calm)
 
 
-def test_a_full_disk_is_named(nursery: Nursery, tmp_path: Path) -> None:
-    ended = nursery.run("run", *FULL, "--out", tmp_path / "out", limit=20_000, env=EVERY_ROUND)
-    assert str(tmp_path / "out") in one_sentence(ended, 1)
+def test_full_disk_error_names_the_folder(nursery: Nursery, tmp_path: Path) -> None:
+    result = nursery.run("run", *FULL, "--out", tmp_path / "out", limit=20_000, env=EVERY_ROUND)
+    assert str(tmp_path / "out") in one_sentence(result, 1)
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json.new", "outcomes.csv.new"]
+    "name", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json", "outcomes.csv"]
 )
-def test_no_space_left_on_the_device(name: str, here: Path) -> None:
-    works("run", "fedavg", *SMALL, "--out", "calm")
-    unfinished(here / "out", rounds=2, stop=1)
-    path = here / "out" / name
-    path.unlink(missing_ok=True)
-    path.symlink_to("/dev/full")
-    if name.endswith(".csv"):  # a device has no length to continue from: this must be a new run
-        shutil.rmtree(here / "out" / "checkpoints")
-    assert "o space left" in complaint(comity("resume", "out"), 1)
-    path.unlink()
-    works("resume", "out")
+def test_no_space_left_on_the_device(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed("run", "fedavg", *SMALL, "--out", "calm")
+    stop_a_run(here / "out", rounds=2, stop=1)
+
+    def full(write: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Path, *args: Any, **options: Any) -> Any:
+            if path.name == name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            return write(path, *args, **options)
+
+        return refuse
+
+    with monkeypatch.context() as patch:
+        patch.setattr("comity.runs.tables.open_to_append", full(open_to_append))
+        patch.setattr("comity.runs.folder.write_atomically", full(write_atomically))
+        assert "o space left" in complaint(comity("resume", "out"), 1)
+    succeed("resume", "out")
     assert contents(here / "out") == contents(here / "calm")
 
 
-# --- CorruptedFile runs -----------------------------------------------------------------------------------------------------
+# --- Damaged runs -----------------------------------------------------------------------------------------------------
 
 
 class Stop(Quiet):
-    """Ctrl-C after a round."""
+    """Interrupts a run after one of its rounds."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -811,49 +824,50 @@ class Stop(Quiet):
             raise KeyboardInterrupt
 
 
-def unfinished(
+def stop_a_run(
     folder: Path, rounds: int = 4, stop: int = 2, algorithm: str = "fedavg", **more: Any
 ) -> None:
-    """A run that was stopped after some rounds, with a checkpoint of each."""
-    given = {
+    """Make a run that was interrupted after round `stop`, with a checkpoint of each round."""
+    settings = {
         name.removeprefix("--"): value for name, value in zip(SMALL[::2], SMALL[1::2], strict=True)
     }
-    given |= {"rounds": str(rounds), "algorithm": algorithm} | more
-    chosen = experiment(given)
+    settings |= {"rounds": str(rounds), "algorithm": algorithm} | more
+    config = experiment(settings)
     before, checkpoint.EVERY_SECONDS = checkpoint.EVERY_SECONDS, 0.0
     try:
         with pytest.raises(KeyboardInterrupt):
-            start(prepare(chosen, federation_of(chosen)), folder, Stop(stop))
+            start(prepare(config, federation_of(config)), folder, Stop(stop))
     finally:
         checkpoint.EVERY_SECONDS = before
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stopped_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with interrupted runs of fedavg and scaffold, and a complete run of scaffold."""
     folder = tmp_path_factory.mktemp("stopped")
-    unfinished(folder / "fedavg")
-    unfinished(folder / "scaffold", algorithm="scaffold")
-    works("run", "scaffold", *SMALL, "--rounds", "4", "--out", folder / "calm")
+    stop_a_run(folder / "fedavg")
+    stop_a_run(folder / "scaffold", algorithm="scaffold")
+    succeed("run", "scaffold", *SMALL, "--rounds", "4", "--out", folder / "calm")
     return folder
 
 
 @pytest.fixture
-def run(stopped: Path, here: Path) -> Path:
-    """A copy of a stopped run of scaffold, whose parties have states."""
-    shutil.copytree(stopped / "scaffold", here / "run")
+def run(stopped_runs: Path, here: Path) -> Path:
+    """A copy of an interrupted run of scaffold, whose parties have states."""
+    shutil.copytree(stopped_runs / "scaffold", here / "run")
     return here / "run"
 
 
-def test_a_stopped_run_goes_on_to_the_same_bytes(run: Path, stopped: Path) -> None:
-    works("resume", run)
-    assert contents(run) == contents(stopped / "calm")
+def test_resumed_run_has_the_same_bytes(run: Path, stopped_runs: Path) -> None:
+    succeed("resume", run)
+    assert contents(run) == contents(stopped_runs / "calm")
 
 
 @pytest.mark.parametrize("path", ["none", "empty", "file", "/proc", "/dev/null", "a" * 300, ""])
-def test_resume_where_there_is_no_run(path: str, here: Path) -> None:
+def test_resume_without_a_run_is_refused(path: str, here: Path) -> None:
     Path("empty").mkdir()
     Path("file").write_text("x", encoding="utf-8")
-    refused("resume", path, out=False)
+    assert_refused("resume", path, out=False)
 
 
 def cut(path: Path) -> None:
@@ -891,21 +905,21 @@ def directory(path: Path) -> None:
 DAMAGES = [cut, empty, garble, replace, noise, remove, directory]
 
 
-def resumes_with_a_sentence(run: Path, *, may_work: Path | None = None) -> str:
-    """Nothing but a sentence, or (where nothing was lost) the right result."""
-    ended = comity("resume", run)
-    if ended.code == 0 and may_work:
-        assert contents(run) == contents(may_work)
+def assert_resume_fails(run: Path, *, may_equal: Path | None = None) -> str:
+    """Resume a damaged run; it must fail with one sentence. With `may_equal`, the result of that
+    run is accepted, too. Returns the sentence.
+    """
+    result = comity("resume", run)
+    if result.code == 0 and may_equal:
+        assert contents(run) == contents(may_equal)
         return ""
-    said = one_sentence(ended, 1, 2)
+    message = one_sentence(result, 1, 2)
     assert not (run / "summary.json").exists()
-    return said
+    return message
 
 
 def test_a_resume_that_fails_changes_nothing(run: Path) -> None:
-    """Rows behind the checkpoint are all that is left of these rounds if the checkpoint turns out
-    to be damaged.
-    """
+    """If the checkpoint is damaged, the rows after it are all that remains of these rounds."""
     cut(next((run / "checkpoints").glob("server-*")))
     for name in ("metrics.csv", "ledger.csv", "timing.csv"):
         with (run / name).open("ab") as table:
@@ -920,7 +934,7 @@ def test_a_resume_that_fails_changes_nothing(run: Path) -> None:
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
 @pytest.mark.parametrize("file", ["manifest", "server", "party"])
 def test_damaged_checkpoint(
-    damage: Callable[[Path], None], file: str, run: Path, stopped: Path
+    damage: Callable[[Path], None], file: str, run: Path, stopped_runs: Path
 ) -> None:
     (path,) = list(
         (run / "checkpoints").glob(
@@ -928,40 +942,38 @@ def test_damaged_checkpoint(
         )
     )[:1]
     damage(path)
-    gone = (
-        file == "manifest" and damage is remove
-    )  # then there is no checkpoint, and the run begins anew
-    resumes_with_a_sentence(run, may_work=stopped / "calm" if gone else None)
+    no_checkpoint = file == "manifest" and damage is remove  # then the run starts again
+    assert_resume_fails(run, may_equal=stopped_runs / "calm" if no_checkpoint else None)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
 @pytest.mark.parametrize("file", ["config.toml", "split.json", "env.json"])
 def test_damaged_settings(damage: Callable[[Path], None], file: str, run: Path) -> None:
     damage(run / file)
-    said = resumes_with_a_sentence(run)
+    message = assert_resume_fails(run)
     if damage is not garble:
-        assert file in said, "the sentence does not name the file"
+        assert file in message, "the sentence does not name the file"
 
 
 @pytest.mark.parametrize("damage", [cut, empty, remove, directory], ids=lambda d: d.__name__)
 @pytest.mark.parametrize("file", ["metrics.csv", "ledger.csv", "timing.csv"])
 def test_tables_cut_too_short(damage: Callable[[Path], None], file: str, run: Path) -> None:
     damage(run / file)
-    assert file in resumes_with_a_sentence(run)
+    assert file in assert_resume_fails(run)
 
 
 @pytest.mark.parametrize("file", ["metrics.csv", "ledger.csv", "timing.csv"])
-def test_rows_behind_the_checkpoint_are_cut(file: str, run: Path, stopped: Path) -> None:
+def test_rows_behind_the_checkpoint_are_cut(file: str, run: Path, stopped_runs: Path) -> None:
     with (run / file).open("ab") as table:
         table.write(b"3,p0,test,accu")
-    works("resume", run)
-    assert contents(run) == contents(stopped / "calm")
+    succeed("resume", run)
+    assert contents(run) == contents(stopped_runs / "calm")
 
 
-def test_checkpoint_of_another_algorithm(run: Path, stopped: Path) -> None:
+def test_checkpoint_of_another_algorithm(run: Path, stopped_runs: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-    shutil.copytree(stopped / "fedavg" / "checkpoints", run / "checkpoints")
-    resumes_with_a_sentence(run)
+    shutil.copytree(stopped_runs / "fedavg" / "checkpoints", run / "checkpoints")
+    assert_resume_fails(run)
 
 
 @pytest.mark.parametrize(
@@ -973,13 +985,15 @@ def test_checkpoint_of_another_algorithm(run: Path, stopped: Path) -> None:
         "lr = 0.5"),
     ],
 )  # fmt: skip
-def test_settings_changed_under_a_checkpoint(old: str, new: str, run: Path, stopped: Path) -> None:
-    """A run goes on under the settings it began with, or not at all."""
+def test_settings_changed_under_a_checkpoint(
+    old: str, new: str, run: Path, stopped_runs: Path
+) -> None:
+    """A run continues with the settings it started with, or is refused."""
     config = run / "config.toml"
     text = config.read_text(encoding="utf-8")
     assert old in text
     config.write_text(text.replace(old, new), encoding="utf-8")
-    resumes_with_a_sentence(run, may_work=stopped / "calm" if new == "parties = 5" else None)
+    assert_resume_fails(run, may_equal=stopped_runs / "calm" if new == "parties = 5" else None)
 
 
 @pytest.mark.parametrize(
@@ -991,21 +1005,23 @@ def test_settings_changed_under_a_checkpoint(old: str, new: str, run: Path, stop
     ],
     ids=str,
 )  # fmt: skip
-def test_a_manifest_with_wrong_values(change: dict[str, Any], run: Path, stopped: Path) -> None:
+def test_a_manifest_with_wrong_values(
+    change: dict[str, Any], run: Path, stopped_runs: Path
+) -> None:
     path = run / "checkpoints" / "manifest.json"
     path.write_text(
         json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8"
     )
-    resumes_with_a_sentence(run)
+    assert_resume_fails(run)
 
 
-def test_a_damaged_summary_is_a_sentence(run: Path) -> None:
-    works("resume", run)
+def test_damaged_summary_is_reported_or_rewritten(run: Path) -> None:
+    succeed("resume", run)
     for text in ("", "{", "[]", "{}", "null"):
         (run / "summary.json").write_text(text, encoding="utf-8")
-        ended = comity("resume", run)
-        if ended.code:
-            assert "summary.json" in one_sentence(ended, 1, 2)
+        result = comity("resume", run)
+        if result.code:
+            assert "summary.json" in one_sentence(result, 1, 2)
         else:
             assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["rounds"] == 4, (
                 "neither noticed nor repaired"
@@ -1016,8 +1032,8 @@ def test_a_damaged_summary_is_a_sentence(run: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Another process holds the folder's lock."""
+def hold_lock(folder: Path) -> Iterator[None]:
+    """Let another process hold the folder's lock."""
     code = (
         "import fcntl, sys\nf = open(sys.argv[1], 'a')\nfcntl.flock(f, fcntl.LOCK_EX)\n"
         "print('held', flush=True)\nsys.stdin.read()"
@@ -1036,17 +1052,17 @@ def held(folder: Path) -> Iterator[None]:
             other.communicate("")
 
 
-def test_resume_of_a_run_that_is_running(run: Path, stopped: Path) -> None:
-    with held(run):
-        assert str(run) in resumes_with_a_sentence(run)
-    works("resume", run)
-    assert contents(run) == contents(stopped / "calm")
+def test_resume_of_a_run_that_is_running(run: Path, stopped_runs: Path) -> None:
+    with hold_lock(run):
+        assert str(run) in assert_resume_fails(run)
+    succeed("resume", run)
+    assert contents(run) == contents(stopped_runs / "calm")
 
 
 def test_run_in_a_folder_where_another_is_just_starting(here: Path) -> None:
-    """Between looking whether there is a run and starting one, another process may have come first."""
+    """Another process may start a run between the check for a run and the start of one."""
     (here / "out").mkdir()
-    with held(here / "out"):
+    with hold_lock(here / "out"):
         one_sentence(comity("run", "fedavg", *SMALL, "--out", "out"), 1, 2)
     assert {p.name for p in (here / "out").iterdir()} <= {".lock"}, (
         "the files of the other run were overwritten"
@@ -1056,16 +1072,16 @@ def test_run_in_a_folder_where_another_is_just_starting(here: Path) -> None:
 def test_two_runs_into_one_folder(nursery: Nursery, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for seed in (0, 1):
-        works("run", "fedavg", *SMALL, "--seed", seed, "--out", tmp_path / f"calm-{seed}")
+        succeed("run", "fedavg", *SMALL, "--seed", seed, "--out", tmp_path / f"calm-{seed}")
     for turn in range(3):
         shutil.rmtree(out, ignore_errors=True)
         both = [
             nursery.start("run", "fedavg", *SMALL, "--seed", seed, "--out", out) for seed in (0, 1)
         ]
-        ended = [child.wait() for child in both]
-        assert sorted(e.code > 0 for e in ended) == [False, True], f"turn {turn}: {ended}"
-        (winner,) = [seed for seed in (0, 1) if ended[seed].code == 0]
-        one_sentence(ended[1 - winner], 1, 2)
+        results = [child.wait() for child in both]
+        assert sorted(e.code > 0 for e in results) == [False, True], f"turn {turn}: {results}"
+        (winner,) = [seed for seed in (0, 1) if results[seed].code == 0]
+        one_sentence(results[1 - winner], 1, 2)
         names = ("metrics.csv", "ledger.csv", "outcomes.csv", "config.toml", "split.json")
         assert contents(out, *names) == contents(tmp_path / f"calm-{winner}", *names)
 
@@ -1075,20 +1091,21 @@ def test_two_runs_into_one_folder(nursery: Nursery, tmp_path: Path) -> None:
 X, Y = np.random.default_rng(0).random((40, 6)), np.arange(40) % 4
 
 
-def put(array: Any, at: Any, value: float) -> Any:
+def with_value(array: Any, at: Any, value: float) -> Any:
+    """A copy of `array` with `value` at one position."""
     changed = array.astype(float)
     changed[at] = value
     return changed
 
 
 ARRAYS: dict[str, Callable[[], Any]] = {
-    "nan": lambda: {"a": (put(X, (3, 2), np.nan), Y)},
-    "inf": lambda: {"a": (put(X, (3, 2), np.inf), Y)},
-    "overflow": lambda: {"a": (put(X, (3, 2), 1e300), Y)},
-    "nan label": lambda: {"a": (X, put(Y, 1, np.nan))},
-    "half label": lambda: {"a": (X, put(Y, 1, 0.5))},
-    "negative label": lambda: {"a": (X, put(Y, 1, -1))},
-    "huge label": lambda: {"a": (X, put(Y, 1, 10**6))},
+    "nan": lambda: {"a": (with_value(X, (3, 2), np.nan), Y)},
+    "inf": lambda: {"a": (with_value(X, (3, 2), np.inf), Y)},
+    "overflow": lambda: {"a": (with_value(X, (3, 2), 1e300), Y)},
+    "nan label": lambda: {"a": (X, with_value(Y, 1, np.nan))},
+    "half label": lambda: {"a": (X, with_value(Y, 1, 0.5))},
+    "negative label": lambda: {"a": (X, with_value(Y, 1, -1))},
+    "huge label": lambda: {"a": (X, with_value(Y, 1, 10**6))},
     "words": lambda: {"a": (X, np.array(["cat"] * 40))},
     "word inputs": lambda: {"a": (np.array([["x"] * 6] * 40), Y)},
     "objects": lambda: {"a": (np.array([None] * 40), Y)},
@@ -1155,9 +1172,9 @@ def test_a_run_on_arrays_cannot_be_resumed_from_the_command_line(here: Path) -> 
     library.run("fedavg", federation, rounds=1, model="linear", out="out")
     Path("out/summary.json").unlink()
     assert "Python" in one_sentence(comity("resume", "out"), 2)
-    done = library.run("fedavg", federation, rounds=1, model="linear", out="out", resume=True)
+    result = library.run("fedavg", federation, rounds=1, model="linear", out="out", resume=True)
     assert Path("out/summary.json").exists()
-    assert done.summary["parties"] == 2
+    assert result.summary["parties"] == 2
 
 
 def test_resume_with_other_arrays_is_refused(here: Path) -> None:
@@ -1169,7 +1186,7 @@ def test_resume_with_other_arrays_is_refused(here: Path) -> None:
         library.run("fedavg", other, rounds=1, model="linear", out="out", resume=True)
 
 
-def test_a_party_nobody_knows() -> None:
+def test_unknown_party_is_refused() -> None:
     federation = library.Federation.from_arrays({"north": (X, Y), "south": (X, Y)})
     result = library.run("fedavg", federation, rounds=1, model="linear")
     with pytest.raises(library.UsageError, match="north"):
@@ -1180,14 +1197,14 @@ def test_a_party_nobody_knows() -> None:
 
 
 @pytest.mark.long
-def test_the_real_thing(tmp_path: Path) -> None:
+def test_error_of_a_real_process(tmp_path: Path) -> None:
     one_sentence(process("run", "fedavgg", cwd=tmp_path), 2)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reader_that_goes_away_is_no_disaster(tmp_path: Path) -> None:
+def test_closed_pipe_prints_no_traceback(tmp_path: Path) -> None:
     command = f"{sys.executable} -m comity.cli list models --json | true"
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
         text=True,
@@ -1195,5 +1212,5 @@ def test_a_reader_that_goes_away_is_no_disaster(tmp_path: Path) -> None:
         cwd=tmp_path,
         timeout=60,
     )
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
+    assert "Traceback" not in result.stderr
+    assert "Exception ignored" not in result.stderr

@@ -1,4 +1,4 @@
-"""`comity compare --all`: every method that can be run as asked; the others are said, with the
+"""`comity compare --all` runs every method that fits the settings, and names the others with the
 reason.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness import comity, works
+from harness import comity, succeed
 
 import comity as python
 from comity import algorithms
@@ -18,35 +18,39 @@ SETTINGS = ("--parties", "3", "--rounds", "1", "--model", "linear", "--partition
 
 
 def test_every_name_is_run_or_left_out_with_a_reason() -> None:
-    asked = experiment({"parties": 3, "rounds": 1, "model": "linear", "partition": "iid"})
+    config = experiment({"parties": 3, "rounds": 1, "model": "linear", "partition": "iid"})
     fed = python.load("digits").partition("iid", parties=3, seed=0)
-    able, left_out = runnable_methods(asked, fed)
+    able, left_out = runnable_methods(config, fed)
     assert {"fedavg", "adcol", "fedavg+prbm"} <= {*able}
-    assert "fedper" not in able  # all of a linear model is its head, which stays at the party
+    assert "fedper" not in able  # a linear model is only a head, which stays at the party
     assert [
-        said
-        for said in left_out
-        if said.startswith("fedper is left out: Nothing of linear would be shared")
+        warning
+        for warning in left_out
+        if warning.startswith("fedper is left out: Nothing of linear would be shared")
     ]
     assert len(able) + len(left_out) == len(algorithms.names())
 
 
-def test_all_of_three_and_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_runs_every_method_and_the_named_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("comity.studies.compare.names", lambda: ["fedavg", "fedper", "prbm"])
-    shown = works("compare", "--all", "fedprox(mu=1)", *SETTINGS, "--out", tmp_path / "o")
-    made = {path.name for path in (tmp_path / "o").iterdir() if path.is_dir()}
-    assert made == {"solo", "fedavg", "fedavg+prbm", "fedprox(mu=1)"}
-    assert "fedper is left out" in shown.out + shown.err
+    result = succeed("compare", "--all", "fedprox(mu=1)", *SETTINGS, "--out", tmp_path / "o")
+    folders = {path.name for path in (tmp_path / "o").iterdir() if path.is_dir()}
+    assert folders == {"solo", "fedavg", "fedavg+prbm", "fedprox(mu=1)"}
+    assert "fedper is left out" in result.out + result.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ((), "or use --all"),
         (("--all", "--federation", "there"), "--all, --leave-one-out and --jobs are not available"),
     ],
 )
-def test_refused(words: tuple[str, ...], said: str) -> None:
+def test_compare_without_methods_or_with_conflicting_options_is_refused(
+    words: tuple[str, ...], expected: str
+) -> None:
     answer = comity("compare", *words)
     assert answer.code == 2
-    assert said in answer.err
+    assert expected in answer.err

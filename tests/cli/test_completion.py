@@ -1,5 +1,5 @@
-"""`comity --show-completion bash`: a Tab completes commands, options and names, and starts no
-Python for it.
+"""`comity --show-completion bash`: Tab completes commands, options and names without starting
+Python.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from harness import comity, one_sentence, works
+from harness import comity, one_sentence, succeed
 
 ASK = """
 source {script}
@@ -24,25 +24,25 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("completion") / "comity.bash"
-    path.write_text(works("--show-completion", "bash").out)
+    path.write_text(succeed("--show-completion", "bash").out)
     return path
 
 
-def completed(script: Path, words: str) -> set[str]:
-    """What a Tab after these words offers."""
+def complete(script: Path, words: str) -> set[str]:
+    """The completions that Tab offers after these words."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash here")
     command = [bash, "--norc", "-c", ASK.format(script=script, words=words)]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=20, check=True, cwd=script.parent
     )
-    assert not done.stderr
-    return set(done.stdout.split())
+    assert not result.stderr
+    return set(result.stdout.split())
 
 
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    ("words", "expected"),
     [
         ("comity co", {"compare"}),
         ("comity run fedav", {"fedavg"}),
@@ -59,20 +59,20 @@ def completed(script: Path, words: str) -> set[str]:
         ("comity reproduce dbe/ --scale sm", {"smoke"}),
     ],
 )
-def test_bash(words: str, offered: set[str], script: Path) -> None:
-    assert completed(script, words) == offered
+def test_bash(words: str, expected: set[str], script: Path) -> None:
+    assert complete(script, words) == expected
 
 
 def test_fish_and_zsh_have_the_same_words(script: Path) -> None:
-    zsh = works("--show-completion", "zsh").out
+    zsh = succeed("--show-completion", "zsh").out
     assert zsh.endswith(script.read_text())
     assert "bashcompinit" in zsh
-    fish = works("--show-completion", "fish").out
+    fish = succeed("--show-completion", "fish").out
     assert "__fish_seen_subcommand_from run' -l data -x -a 'digits" in fish
     for shell, text in (("zsh", zsh), ("fish", fish)):
-        if found := shutil.which(shell):
+        if path := shutil.which(shell):
             subprocess.run(
-                [found, "-n", "/dev/stdin"], input=text, text=True, check=True, timeout=20
+                [path, "-n", "/dev/stdin"], input=text, text=True, check=True, timeout=20
             )
 
 

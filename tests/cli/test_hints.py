@@ -1,4 +1,4 @@
-"""What people type who come from elsewhere gets a sentence that says what to type here."""
+"""Names and options of other frameworks are refused with a hint at what to type in Comity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from harness import comity, one_sentence, works
+from harness import comity, one_sentence, succeed
 
 from comity import algorithms, data, hints, models
 from comity.metrics.metrics import ELIGIBLE
@@ -67,19 +67,19 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("typed", MISTAKES)
-def test_the_sentence_says_what_to_type(typed: str, here: Path) -> None:
+@pytest.mark.parametrize("command", MISTAKES)
+def test_error_says_what_to_type(command: str, here: Path) -> None:
     Path("mine.csv").write_text("a,label\n1,2\n")
-    assert MISTAKES[typed] in one_sentence(comity(*typed.split()), 2)
+    assert MISTAKES[command] in one_sentence(comity(*command.split()), 2)
 
 
 def test_lists_by_other_names(here: Path) -> None:
-    assert works("list", "methods").out == works("list", "algorithms").out
-    assert works("list", "data").out == works("list", "datasets").out
+    assert succeed("list", "methods").out == succeed("list", "algorithms").out
+    assert succeed("list", "data").out == succeed("list", "datasets").out
 
 
 def test_options_that_take_several_may_be_given_twice(here: Path) -> None:
-    works(
+    succeed(
         "run",
         "fedavg+dbe",
         "--set",
@@ -95,8 +95,8 @@ def test_options_that_take_several_may_be_given_twice(here: Path) -> None:
     )
 
 
-def test_every_hint_names_something_that_there_is() -> None:
-    known: dict[str, set[str]] = {
+def test_every_hint_names_an_existing_thing() -> None:
+    known_names: dict[str, set[str]] = {
         "dataset": {str(row["name"]) for row in data.catalogue()},
         "algorithm": set(algorithms.names()),
         "model": {str(row["name"]) for row in models.catalogue()},
@@ -110,8 +110,10 @@ def test_every_hint_names_something_that_there_is() -> None:
         },
     }
     for kind, table in hints.NAMES.items():
-        assert set(table.values()) <= known[kind], kind
-        assert not {name for name in table if name in known[kind]}, "our own names need no hint"
+        assert set(table.values()) <= known_names[kind], kind
+        assert not {name for name in table if name in known_names[kind]}, (
+            "our own names need no hint"
+        )
 
 
 # --- help
@@ -121,17 +123,17 @@ def test_every_hint_names_something_that_there_is() -> None:
     "command",
     ["run", "compare", "tune", "plan", "data inspect", "data import", "report", "reproduce"],
 )
-def test_help_can_be_read(command: str, here: Path) -> None:
-    said = works(*command.split(), "--help").out
-    assert "\\" not in said
-    assert max(map(len, said.splitlines())) <= 80
-    assert said.count("rguments:") <= 1
+def test_help_fits_80_columns(command: str, here: Path) -> None:
+    output = succeed(*command.split(), "--help").out
+    assert "\\" not in output
+    assert max(map(len, output.splitlines())) <= 80
+    assert output.count("rguments:") <= 1
 
 
 def test_help_has_every_setting_once_with_its_choices(here: Path) -> None:
-    said = works("run", "--help").out
+    output = succeed("run", "--help").out
     for name in set(Experiment.model_fields) - {"algorithm"}:
-        assert said.count(f"  --{name.replace('_', '-')} ") == 1, name
+        assert output.count(f"  --{name.replace('_', '-')} ") == 1, name
     for choices in (
         "auto|loop|process|stacked",
         "auto|cpu|cuda|mps",
@@ -140,10 +142,10 @@ def test_help_has_every_setting_once_with_its_choices(here: Path) -> None:
         "keep|drop",
         "drop|stop",
     ):
-        assert choices in said
-    assert "balanced_accuracy" in said
-    assert "method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml" in said
-    assert [line[:-1] for line in said.splitlines() if line.endswith(":") and line[0] != " "] == [
+        assert choices in output
+    assert "balanced_accuracy" in output
+    assert "method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml" in output
+    assert [line[:-1] for line in output.splitlines() if line.endswith(":") and line[0] != " "] == [
         "Arguments",
         "Options",
         "Data",

@@ -1,4 +1,4 @@
-"""From four hospitals' messy files to a model in use on a new patient, by the commands alone."""
+"""From the files of four hospitals to predictions for a new patient, with commands only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import comity, one_sentence, works
+from harness import comity, one_sentence, succeed
 
 from comity.data import load
 from comity.runs.folder import RunFolder
@@ -38,7 +38,7 @@ ABOUT = (
 RUN = ("--rounds", "3", "--model", "mlp2(width=8)", "--engine", "loop")
 ALONE = """
 import runpy, sys
-sys.modules["comity"] = None  # whoever asks for it is told that there is none
+sys.modules["comity"] = None  # an import of it fails
 sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition("/")[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -57,9 +57,7 @@ def patients(count: int, draw: random.Random) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four files in four ways: other columns and names, orders, separators, words, and missing
-    cells.
-    """
+    """Four files with different columns, names, orders, separators, words and missing cells."""
     folder = tmp_path_factory.mktemp("mine") / "hospitals"
     folder.mkdir()
     draw = random.Random(0)
@@ -99,14 +97,16 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def imported(hospitals: Path) -> Path:
+def imported_data(hospitals: Path) -> Path:
     out = hospitals.parent / "imported"
-    works("data", "import", hospitals, *ABOUT, "--out", out)
+    succeed("data", "import", hospitals, *ABOUT, "--out", out)
     return out
 
 
-def test_import_asks_for_what_it_cannot_know(hospitals: Path, tmp_path: Path) -> None:
-    said = one_sentence(
+def test_import_reports_ambiguous_words_and_left_out_columns(
+    hospitals: Path, tmp_path: Path
+) -> None:
+    message = one_sentence(
         comity(
             "data",
             "import",
@@ -120,8 +120,8 @@ def test_import_asks_for_what_it_cannot_know(hospitals: Path, tmp_path: Path) ->
         ),
         2,
     )
-    assert "'Alive' and 'alive', which differ in case or blanks only: say --merge-case" in said
-    said = works("data", "import", hospitals, *ABOUT, "--out", tmp_path / "y").out
+    assert "'Alive' and 'alive', which differ in case or blanks only: say --merge-case" in message
+    message = succeed("data", "import", hospitals, *ABOUT, "--out", tmp_path / "y").out
     for part in (
         "200 samples of 4 parties (east, north, south, west), 2 classes (alive, dead)",
         "south never has ward",
@@ -129,22 +129,26 @@ def test_import_asks_for_what_it_cannot_know(hospitals: Path, tmp_path: Path) ->
         "'admitted' is left out: it looks like dates",
         "Numbers are standardised by the mean and standard deviation of each party's own",
     ):
-        assert part in " ".join(said.split())
+        assert part in " ".join(message.split())
 
 
-def test_everyone_alone_by_schema(hospitals: Path, imported: Path, tmp_path: Path) -> None:
-    """Nobody sees another's file: descriptions go round, and what is imported is the same, byte for
+def test_separate_imports_by_schema_equal_the_joint_import(
+    hospitals: Path, imported_data: Path, tmp_path: Path
+) -> None:
+    """Hospitals exchange only descriptions of their files; the imported data are equal byte for
     byte.
     """
     files = sorted(hospitals.iterdir())
     for file in files:
-        works("data", "schema", file, *ABOUT[:-2], "--out", tmp_path / f"{file.stem}.json")
-    told = [tmp_path / f"{file.stem}.json" for file in files]
-    works("data", "schema", *told, "--positive", "dead", "--out", tmp_path / "schema.json")
-    assert (tmp_path / "schema.json").read_bytes() == (imported / "schema.json").read_bytes()
+        succeed("data", "schema", file, *ABOUT[:-2], "--out", tmp_path / f"{file.stem}.json")
+    descriptions = [tmp_path / f"{file.stem}.json" for file in files]
+    succeed(
+        "data", "schema", *descriptions, "--positive", "dead", "--out", tmp_path / "schema.json"
+    )
+    assert (tmp_path / "schema.json").read_bytes() == (imported_data / "schema.json").read_bytes()
     x = []
     for file in files:
-        works(
+        succeed(
             "data",
             "import",
             file,
@@ -154,11 +158,11 @@ def test_everyone_alone_by_schema(hospitals: Path, imported: Path, tmp_path: Pat
             tmp_path / file.stem,
         )
         x.append(np.load(tmp_path / file.stem / "x.npy"))
-    assert np.concatenate(x).tobytes() == np.load(imported / "x.npy").tobytes()
+    assert np.concatenate(x).tobytes() == np.load(imported_data / "x.npy").tobytes()
 
 
-def test_inspect(imported: Path) -> None:
-    said = works("data", "inspect", "--data", imported).out
+def test_inspect(imported_data: Path) -> None:
+    output = succeed("data", "inspect", "--data", imported_data).out
     for part in (
         "alive",
         "dead",
@@ -166,25 +170,25 @@ def test_inspect(imported: Path) -> None:
         "5th, middle, 95th",
         "Warning: south never has ward.",
     ):
-        assert part in said
+        assert part in output
 
 
 @pytest.fixture(scope="module")
-def model(imported: Path) -> Path:
-    """What south takes home."""
-    root = imported.parent
-    works(
+def model(imported_data: Path) -> Path:
+    """The exported model of south."""
+    root = imported_data.parent
+    succeed(
         "compare",
         "fedavg",
         "fedavg+dbe",
         "--data",
-        imported,
+        imported_data,
         *RUN,
         "--out",
         root / "compared",
         "--no-report",
     )
-    works(
+    succeed(
         "export",
         root / "compared" / "fedavg+dbe" / "seed-0",
         "--party",
@@ -202,15 +206,15 @@ def run_of(model: Path) -> Result:
     return Result(folder, reopen(folder), summary)
 
 
-def alone(model: Path, *args: object) -> subprocess.CompletedProcess[str]:
-    """`python predict.py ARGS` where there is no Comity."""
+def predict_without_comity(model: Path, *args: object) -> subprocess.CompletedProcess[str]:
+    """Run `python predict.py ARGS` in a process that cannot import Comity."""
     command = [sys.executable, "-c", ALONE, str(model / "predict.py"), *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def without_comity(model: Path, *args: object) -> list[str]:
-    """The lines that `predict.py ARGS` prints, in this process: all of Comity is hidden from it
-    meanwhile.
+def predicted_lines(model: Path, *args: object) -> list[str]:
+    """The lines that `predict.py ARGS` prints, run in this process while Comity cannot be
+    imported.
     """
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
@@ -225,64 +229,66 @@ def without_comity(model: Path, *args: object) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_a_new_patient(hospitals: Path, model: Path, tmp_path: Path) -> None:
-    """The hospital's own rows, with its own names, order, decimal commas and no label: what the
-    run's own model says.
+def test_prediction_for_a_new_patient(hospitals: Path, model: Path, tmp_path: Path) -> None:
+    """Rows with the hospital's own names, order and decimal commas and without a label get the
+    predictions of the run's model.
     """
     head, *lines = (hospitals / "south.csv").read_text(encoding="utf-8").splitlines()
     new = [head.partition(";")[2], *(line.partition(";")[2] for line in lines)]
-    new[3] = "m;;120,5"  # an age that is missing, which it never was at south, but was at others
+    new[3] = "m;;120,5"  # a missing age, which occurs at other hospitals only
     (tmp_path / "new.csv").write_text("\n".join(new), encoding="utf-8")
-    done = alone(model, tmp_path / "new.csv", "--out", tmp_path / "said.csv")
-    assert done.returncode == 0, done.stderr
-    assert "no column 'ward': it is taken as missing" in done.stderr
+    result = predict_without_comity(model, tmp_path / "new.csv", "--out", tmp_path / "said.csv")
+    assert result.returncode == 0, result.stderr
+    assert "no column 'ward': it is taken as missing" in result.stderr
     with (tmp_path / "said.csv").open(encoding="utf-8", newline="") as file:
-        said = list(csv.DictReader(file))
-    deployed = run_of(model).model("south")
+        predictions = list(csv.DictReader(file))
+    south_model = run_of(model).model("south")
     cells = [line.replace(",", ".").split(";") for line in new[1:]]
-    expected = deployed.predict_proba(
+    expected = south_model.predict_proba(
         {
             "sex": [c[0] for c in cells],
             "age": [c[1] for c in cells],
             "pressure": [c[2] for c in cells],
         }
     )
-    assert [row["prediction"] for row in said] == [("alive", "dead")[k] for k in expected.argmax(1)]
-    assert [float(row["p(dead)"]) for row in said] == pytest.approx(
+    assert [row["prediction"] for row in predictions] == [
+        ("alive", "dead")[k] for k in expected.argmax(1)
+    ]
+    assert [float(row["p(dead)"]) for row in predictions] == pytest.approx(
         expected[:, 1].tolist(), abs=1e-6
     )
     data = load(str(model.parent / "imported"))
     fed = data.partition("auto")
-    inside = deployed.logits(fed.parties["south"].test.x).softmax(1)
+    inside = south_model.logits(fed.parties["south"].test.x).softmax(1)
     first = int(np.flatnonzero(data.groups["party"].of == 2)[0])
     at = [row - first for row in fed.split.parties["south"].test]
     others = expected[[k for k in at if k != 2]], inside[[n for n, k in enumerate(at) if k != 2]]
     torch.testing.assert_close(
         *others, rtol=0, atol=1e-6
-    )  # in batches of other sizes some processors round otherwise
+    )  # some processors round differently with other batch sizes
 
 
-def test_a_new_patient_in_excel(model: Path, tmp_path: Path) -> None:
+def test_prediction_for_a_new_patient_in_excel(model: Path, tmp_path: Path) -> None:
     book = pytest.importorskip("openpyxl").Workbook()
     for row in (["Alter", "sex", "pressure"], [63, "m", 120.5], [50, "f", None]):
         book.active.append(row)
     book.save(tmp_path / "new.xlsx")
-    said = without_comity(model, tmp_path / "new.xlsx")
+    lines = predicted_lines(model, tmp_path / "new.xlsx")
     expected = (
         run_of(model).model("south").predict_proba([[120.5, 63, "m", None], [None, 50, "f", None]])
     )
-    assert [float(line.split(",")[-1]) for line in said[1:]] == pytest.approx(
+    assert [float(line.split(",")[-1]) for line in lines[1:]] == pytest.approx(
         expected[:, 1].tolist(), abs=1e-6
     )
 
 
-def test_onnx_says_the_same(model: Path) -> None:
+def test_onnx_model_has_the_same_logits(model: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(model / "model.onnx")
-    deployed = run_of(model).model("south")
+    south_model = run_of(model).model("south")
     x = run_of(model).job.federation.parties["south"].test.x
     (scores,) = session.run(None, {"samples": x.numpy()})
-    assert np.abs(scores - deployed.logits(x).numpy()).max() < 1e-5
+    assert np.abs(scores - south_model.logits(x).numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -302,7 +308,7 @@ def test_onnx_says_the_same(model: Path) -> None:
         ("", "has no rows"),
     ],
 )
-def test_rows_that_cannot_be_used(
+def test_invalid_rows_are_refused(
     text: str, message: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -317,7 +323,7 @@ def test_rows_that_cannot_be_used(
     assert "\n" not in str(end.value.code)
 
 
-def test_the_card_is_true(model: Path) -> None:
+def test_model_card_matches_the_run(model: Path) -> None:
     card = (model / "card.md").read_text(encoding="utf-8")
     summary = run_of(model).summary
     assert (
@@ -328,14 +334,17 @@ def test_the_card_is_true(model: Path) -> None:
     assert "Numbers are scaled by south's own training samples" in card
     assert "| age | number | years | yes |" in card
     assert "| sex | one of f, m |  | no |" in card
-    told = json.loads((model / "model.json").read_text(encoding="utf-8"))
+    description = json.loads((model / "model.json").read_text(encoding="utf-8"))
     fed = run_of(model).job.federation
     mean, std = fed.preprocess.own["south"]
-    assert (told["preprocess"]["mean"], told["preprocess"]["std"]) == ([*mean], [*std])
-    assert told["preprocess"]["own"] == {}, "nobody else's figures go along"
+    assert (description["preprocess"]["mean"], description["preprocess"]["std"]) == (
+        [*mean],
+        [*std],
+    )
+    assert description["preprocess"]["own"] == {}, "values of another party are exported"
 
 
-def test_pictures(tmp_path: Path) -> None:
+def test_prediction_for_images(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     draw = np.random.default_rng(0)
     for party in ("east", "west"):
@@ -346,32 +355,32 @@ def test_pictures(tmp_path: Path) -> None:
                 image.fromarray(
                     draw.integers(100 * (1 - k), 256 - 100 * k, (8, 8, 3), dtype=np.uint8)
                 ).save(path)
-    works("data", "import", tmp_path / "in", "--out", tmp_path / "out")
+    succeed("data", "import", tmp_path / "in", "--out", tmp_path / "out")
     small = ("--rounds", "1", "--model", "lenet5", "--engine", "loop", "--validation", "0")
-    works("run", "fedavg", "--data", tmp_path / "out", *small, "--out", tmp_path / "run")
-    works("export", tmp_path / "run", "--party", "east", "--out", tmp_path / "model")
-    said = [
+    succeed("run", "fedavg", "--data", tmp_path / "out", *small, "--out", tmp_path / "run")
+    succeed("export", tmp_path / "run", "--party", "east", "--out", tmp_path / "model")
+    probabilities = [
         float(line.split(",")[-1])
-        for line in without_comity(tmp_path / "model", tmp_path / "in" / "east")[1:]
+        for line in predicted_lines(tmp_path / "model", tmp_path / "in" / "east")[1:]
     ]
-    deployed = Result(tmp_path / "run", reopen(tmp_path / "run"), {}).model("east")
-    assert said == pytest.approx(
-        deployed.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6
+    east_model = Result(tmp_path / "run", reopen(tmp_path / "run"), {}).model("east")
+    assert probabilities == pytest.approx(
+        east_model.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6
     )
 
 
-def test_split_and_imported_again(tmp_path: Path) -> None:
-    """Each hospital's own file, as if nobody had ever pooled them: imported by the schema, they are
-    the federation again.
+def test_split_files_imported_again_equal_the_dataset(tmp_path: Path) -> None:
+    """`data split` writes one file per hospital; imported by the schema they are the dataset
+    again.
     """
-    works("data", "split", "--data", "heart", "--out", tmp_path / "dealt")
+    succeed("data", "split", "--data", "heart", "--out", tmp_path / "dealt")
     assert sorted(p.name for p in (tmp_path / "dealt").iterdir()) == [
         "cleveland.csv", "hungarian.csv", "switzerland.csv", "va_long_beach.csv",
     ]  # fmt: skip
     heart = load("heart")
     assert heart.schema is not None
     heart.schema.write(tmp_path / "schema.json")
-    works(
+    succeed(
         "data",
         "import",
         tmp_path / "dealt",

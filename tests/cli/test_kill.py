@@ -1,7 +1,7 @@
-"""Kill a run at any instant, resume it, and the result is bit for bit what it would have been.
+"""A run that is killed at any instant and resumed gives the same result, bit for bit.
 
-Processes are really killed: the main one or a worker, at moments drawn from a seeded generator, and
-at each single touch of the run's folder. Checkpoints come much more often than usual.
+The tests kill real processes: the main one or a worker, at moments drawn from a seeded generator,
+and at each file operation in the run's folder. Checkpoints are much more frequent than usual.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from harness import (
     one_sentence,
     rounds,
     states,
+    succeed,
     wait_for,
-    works,
 )
 
 METHODS = ("fedavg+dbe", "scaffold", "adcol")
@@ -53,7 +53,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def run(method: str) -> Path:
         if not (folder / method).exists():
-            works("run", *settings(method), "--engine", "loop", "--out", folder / method)
+            succeed("run", *settings(method), "--engine", "loop", "--out", folder / method)
         return folder / method
 
     return run
@@ -78,7 +78,7 @@ def assert_same(folder: Path, reference: Path) -> None:
 def go_on(
     nursery: Nursery, out: Path, args: tuple[str, ...], env: dict[str, str] = OFTEN, **how: Any
 ) -> Child:
-    """Start the run, or resume what there is of it."""
+    """Start the run, or resume it if it exists."""
     if (out / "config.toml").exists():
         return nursery.start("resume", out, env=env, **how)
     return nursery.start("run", *args, "--out", out, env=env, **how)
@@ -86,18 +86,18 @@ def go_on(
 
 def finish(nursery: Nursery, out: Path, args: tuple[str, ...]) -> None:
     child = go_on(nursery, out, args)
-    ended = child.wait()
-    assert ended.code == 0, ended.err
+    result = child.wait()
+    assert result.code == 0, result.err
     assert child.all_gone()
 
 
-def reached(least: int, out: Path) -> bool:
+def has_reached(least: int, out: Path) -> bool:
     return rounds(out) >= least
 
 
 def wait_for_round(least: int, out: Path, child: Child) -> None:
-    """Until so many rounds are in the tables, or the run has ended."""
-    wait_for(lambda: reached(least, out) or child.poll() is not None)
+    """Wait until the tables have `least` rounds, or the run has ended."""
+    wait_for(lambda: has_reached(least, out) or child.poll() is not None)
 
 
 @pytest.mark.sweep("scaffold-process", "fedavg+dbe-loop")
@@ -108,20 +108,20 @@ def test_kill_the_main_process(
 ) -> None:
     draw = random.Random(f"{method} {engine}")
     args, out = (*settings(method), *ENGINES[engine]), tmp_path / "run"
-    killed = 0
+    kills = 0
     for turn in range(4):
         before = rounds(out)
         child = go_on(nursery, out, args)
-        if turn:  # the first time while it starts, then some rounds later
+        if turn:  # the first time it is killed during its start, then some rounds later
             least = before + draw.randrange(1, 7)
             wait_for_round(least, out, child)
         time.sleep(draw.uniform(0, 0.05 if turn else 0.2))
         child.signal(signal.SIGKILL)
-        ended = child.wait()
+        result = child.wait()
         assert child.all_gone(), "a worker outlives the main process"
-        killed += ended.code == -signal.SIGKILL
-        assert ended.code in (0, -signal.SIGKILL), ended.err
-    assert killed
+        kills += result.code == -signal.SIGKILL
+        assert result.code in (0, -signal.SIGKILL), result.err
+    assert kills
     finish(nursery, out, args)
     assert_same(out, calm(method))
 
@@ -140,9 +140,9 @@ def test_kill_a_worker(
         workers = child.workers()
         if child.poll() is None and workers:
             os.kill(draw.choice(workers), signal.SIGKILL)
-            ended = child.wait()
-            if ended.code:
-                assert "resume" in complaint(ended, 1)
+            result = child.wait()
+            if result.code:
+                assert "resume" in complaint(result, 1)
         assert child.all_gone(), "a worker outlives the main process"
     finish(nursery, out, args)
     assert_same(out, calm(method))
@@ -154,9 +154,9 @@ def test_all_workers_at_once(nursery: Nursery, calm: Callable[[str], Path], tmp_
     wait_for(lambda: rounds(out) >= 2)
     for worker in child.workers():
         os.kill(worker, signal.SIGKILL)
-    said = complaint(child.wait(), 1)
-    assert "SIGKILL" in said
-    assert "resume" in said
+    message = complaint(child.wait(), 1)
+    assert "SIGKILL" in message
+    assert "resume" in message
     assert child.all_gone()
     finish(nursery, out, args)
     assert_same(out, calm("scaffold"))
@@ -166,16 +166,16 @@ def test_all_workers_at_once(nursery: Nursery, calm: Callable[[str], Path], tmp_
 def test_resume_at_once_while_workers_are_still_ending(
     nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Orphaned workers may hold on for a moment: then resume says so, and a little later it works."""
+    """Orphaned workers may hold the lock for a moment: then resume is refused, and succeeds later."""
     args, out = (*settings("scaffold"), *ENGINES["process"]), tmp_path / "run"
     for least in (1, 3, 5):
         child = go_on(nursery, out, args)
-        wait_for(partial(reached, least, out))
+        wait_for(partial(has_reached, least, out))
         child.signal(signal.SIGKILL)
         child.wait()
     until = time.monotonic() + 20
-    while (ended := go_on(nursery, out, args).wait()).code:
-        assert str(out) in one_sentence(ended, 1)
+    while (result := go_on(nursery, out, args).wait()).code:
+        assert str(out) in one_sentence(result, 1)
         assert time.monotonic() < until
     assert_same(out, calm("scaffold"))
 
@@ -186,7 +186,7 @@ def test_resume_at_once_while_workers_are_still_ending(
 def test_interrupt(
     engine: str, group: bool, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Ctrl-C: a terminal sends it to workers too."""
+    """Ctrl-C, which a terminal sends to workers, too."""
     draw = random.Random(f"{engine} {group}")
     args, out = (*settings("fedavg+dbe"), *ENGINES[engine]), tmp_path / "run"
     for _ in range(2):
@@ -195,20 +195,20 @@ def test_interrupt(
         wait_for_round(before + 1, out, child)
         time.sleep(draw.uniform(0, 0.05))
         child.signal(signal.SIGINT, group=group)
-        ended = child.wait()
-        if rounds(out) < 24 or ended.code:  # on a busy machine it may have got to the end first
-            assert f"comity resume {out}" in complaint(ended, 130)
-        assert "Traceback" not in ended.err, ended.err
+        result = child.wait()
+        if rounds(out) < 24 or result.code:  # on a busy machine the run may have finished before
+            assert f"comity resume {out}" in complaint(result, 130)
+        assert "Traceback" not in result.err, result.err
         assert child.all_gone()
     finish(nursery, out, args)
     assert_same(out, calm("fedavg+dbe"))
 
 
 @pytest.mark.parametrize(("which", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_an_interrupt_in_a_destructor_is_heard(
+def test_interrupt_in_a_destructor_stops_the_run(
     which: str, code: int, nursery: Nursery, tmp_path: Path
 ) -> None:
-    """Python throws away what a destructor raises, Ctrl-C too; the run must stop all the same."""
+    """Python ignores exceptions in a destructor, also KeyboardInterrupt; the run must stop anyway."""
     (tmp_path / "sly.py").write_text(
         f"""
 import os, signal, time
@@ -224,41 +224,39 @@ def load():
 """,
         encoding="utf-8",
     )
-    begun = time.monotonic()
-    ended = nursery.run(
+    start = time.monotonic()
+    result = nursery.run(
         "run", "fedavg", "--data", "./sly.py", "--out", tmp_path / "out", cwd=str(tmp_path)
     )
-    one_sentence(ended, code)
-    assert time.monotonic() - begun < 40, "it was heard only when what went on had come to its end"
+    one_sentence(result, code)
+    assert time.monotonic() - start < 40, "the run stopped only after the load had finished"
 
 
-def test_an_interrupt_before_a_work_begins_is_one_sentence(
+def test_interrupt_before_a_party_function_starts_is_one_sentence(
     nursery: Nursery, tmp_path: Path
 ) -> None:
-    """A work that was made and never begun is nothing to be warned of where the run is stopped
-    anyway.
-    """
-    stopped = """@on_party
+    """There is no warning of a coroutine that was never awaited when the run is interrupted."""
+    method_body = """@on_party
     def local(self, mine, m, party, key):
         made = super().local(mine, m, party, key)
         import os, signal
         os.kill(os.getpid(), signal.SIGINT)
         return made"""
-    (tmp_path / "mine.py").write_text(OWN.format(stopped), encoding="utf-8")
+    (tmp_path / "mine.py").write_text(OWN.format(method_body), encoding="utf-8")
     out = tmp_path / "out"
-    ended = nursery.run("run", "./mine.py", *SMALL, "--out", out, cwd=str(tmp_path))
-    assert f"comity resume {out}" in complaint(ended, 130)
+    result = nursery.run("run", "./mine.py", *SMALL, "--out", out, cwd=str(tmp_path))
+    assert f"comity resume {out}" in complaint(result, 130)
 
 
-def test_an_interrupt_after_the_end_says_nothing() -> None:
+def test_interrupt_after_the_end_prints_nothing() -> None:
     late = (
         "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); from"
         " comity import cli; cli.main()"
     )
     command = [sys.executable, "-c", late, "list", "algorithms"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "adcol" in done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "adcol" in result.stdout
 
 
 def test_interrupted_before_the_first_round(nursery: Nursery, tmp_path: Path) -> None:
@@ -267,10 +265,10 @@ def test_interrupted_before_the_first_round(nursery: Nursery, tmp_path: Path) ->
         " time.sleep(5)\n",
         encoding="utf-8",
     )
-    ended = nursery.run(
+    result = nursery.run(
         "run", "fedavg", "--data", "./slow.py", "--out", tmp_path / "out", cwd=str(tmp_path)
     )
-    one_sentence(ended, 130)
+    one_sentence(result, 130)
     assert not (tmp_path / "out").exists()
 
 
@@ -279,20 +277,20 @@ def test_compare_interrupted_and_repeated(nursery: Nursery, tmp_path: Path) -> N
     whole = nursery.run(*args, tmp_path / "whole")
     assert whole.code == 0, whole.err
     out = tmp_path / "out"
-    for seen in ("solo", "fedavg+dbe"):
+    for interrupted_method in ("solo", "fedavg+dbe"):
         child = nursery.start(*args, out, env=OFTEN)
-        wait_for(partial(reached, 3, out / seen / "seed-0"))
+        wait_for(partial(has_reached, 3, out / interrupted_method / "seed-0"))
         child.signal(signal.SIGINT)
-        ended = child.wait()
-        if ended.code:
-            assert str(out) in complaint(ended, 130), "it does not say how to go on"
-    ended = nursery.run(*args, out)
-    assert ended.code == 0, ended.err
+        result = child.wait()
+        if result.code:
+            assert str(out) in complaint(result, 130), "the message does not say how to continue"
+    result = nursery.run(*args, out)
+    assert result.code == 0, result.err
     for method in ("solo", "fedavg+dbe"):
         assert_same(out / method / "seed-0", tmp_path / "whole" / method / "seed-0")
 
 
-def test_terminated(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+def test_sigterm(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
     """SIGTERM, as a batch system sends it."""
     args, out = (*settings("adcol"), *ENGINES["process"]), tmp_path / "run"
     child = go_on(nursery, out, args)
@@ -304,7 +302,7 @@ def test_terminated(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Pat
     assert_same(out, calm("adcol"))
 
 
-# --- At each touch of the run's folder --------------------------------------------------------------------------------
+# --- At each file operation in the run's folder -----------------------------------------------------------------------
 
 TINY = (
     "scaffold",
@@ -324,41 +322,41 @@ TINY = (
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "run"
-    works("run", *TINY, "--engine", "loop", "--out", folder)
+    succeed("run", *TINY, "--engine", "loop", "--out", folder)
     return folder
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
 def test_killed_at_each_touch(again: bool, nursery: Nursery, tiny: Path, tmp_path: Path) -> None:
-    """The n-th time it opens, renames, cuts or removes a file; then the resumed run too, at its
-    n-th.
+    """Killed when it opens, renames, cuts or removes a file for the n-th time; with `again`, the
+    resumed run as well.
     """
     args = (*TINY, "--engine", "loop")
     for touch in range(1 + again, 1000, 2 + 2 * again):
         out = tmp_path / str(touch)
         codes = []
         for _ in range(1 + again):
-            ended = go_on(nursery, out, args, EVERY_ROUND, die_at=touch, die_in=str(out)).wait()
-            assert ended.code in (0, -signal.SIGKILL), f"touch {touch}: {ended}"
-            codes.append(ended.code)
+            result = go_on(nursery, out, args, EVERY_ROUND, die_at=touch, die_in=str(out)).wait()
+            assert result.code in (0, -signal.SIGKILL), f"touch {touch}: {result}"
+            codes.append(result.code)
         finish(nursery, out, args)
         assert_same(out, tiny)
         if codes[0] == 0:
             assert touch > 20
             return
-    pytest.fail("it never came to an end")
+    pytest.fail("the run never finished")
 
 
 @pytest.mark.parametrize("touch", [1, 2])
 def test_a_worker_killed_when_it_saves(
     touch: int, nursery: Nursery, tiny: Path, tmp_path: Path
 ) -> None:
-    """Its first file, or with both parties in one worker its second."""
+    """At its first file, or with both parties in one worker at its second."""
     args, out = (*TINY, "--engine", "process", "--workers", str(3 - touch)), tmp_path / "out"
-    ended = go_on(
+    result = go_on(
         nursery, out, args, EVERY_ROUND, die_at=touch, die_in=str(out), die_as="worker"
     ).wait()
-    assert "resume" in complaint(ended, 1)
+    assert "resume" in complaint(result, 1)
     finish(nursery, out, args)
     assert_same(out, tiny)

@@ -1,4 +1,4 @@
-"""Who helps whom: `compare --leave-one-out`, `--without`, and the same from Python."""
+"""`compare --leave-one-out`, `--without`, and `comity.leave_one_out`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import SMALL, comity, contents, one_sentence, rows, summary, works
+from harness import SMALL, comity, contents, one_sentence, rows, succeed, summary
 
 import comity as library
 from comity.errors import UsageError
@@ -37,17 +37,18 @@ COMMAND = ("compare", *METHODS, "solo", *SMALL, "--seeds", "0,1")
 
 
 @pytest.fixture(scope="module")
-def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """Folder, stdout and stderr of `COMMAND --leave-one-out`."""
     folder = tmp_path_factory.mktemp("left")
-    ended = works(*COMMAND, "--leave-one-out", "--out", folder)
-    return folder, ended.out, ended.err
+    result = succeed(*COMMAND, "--leave-one-out", "--out", folder)
+    return folder, result.out, result.err
 
 
 def outcomes(folder: Path) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
+    by_party: dict[str, list[int]] = defaultdict(list)
     for row in rows(folder / "outcomes.csv"):
-        found[row["party"]].append(int(row["correct"]))
-    return found
+        by_party[row["party"]].append(int(row["correct"]))
+    return by_party
 
 
 def stamps(folder: Path) -> dict[Path, int]:
@@ -56,11 +57,11 @@ def stamps(folder: Path) -> dict[Path, int]:
     }
 
 
-def test_where_the_runs_are(left: tuple[Path, str, str]) -> None:
-    """Ordinary runs where they always are, the others where no pattern of ordinary runs finds them;
-    all say what they are.
+def test_folders_and_settings_of_the_runs(study: tuple[Path, str, str]) -> None:
+    """Runs of all parties are in METHOD/seed-N, the others below leave-one-out; config.toml and the
+    summary name the party that is left out.
     """
-    folder = left[0]
+    folder = study[0]
     whole = {f"{m}/seed-{s}" for m in ("solo", *METHODS) for s in (0, 1)}
     smaller = {
         f"leave-one-out/{m}/p{j}/seed-{s}" for m in METHODS for j in range(3) for s in (0, 1)
@@ -79,13 +80,13 @@ def test_where_the_runs_are(left: tuple[Path, str, str]) -> None:
         assert len({p.read_bytes() for p in folder.rglob(f"seed-{seed}/split.json")}) == 1
 
 
-def test_ordinary_runs_and_their_table_are_what_they_are_without_it(
-    left: tuple[Path, str, str], tmp_path: Path
+def test_ordinary_runs_and_table_are_unchanged(
+    study: tuple[Path, str, str], tmp_path: Path
 ) -> None:
-    plain = works(*COMMAND, "--out", tmp_path).out.splitlines()
+    plain = succeed(*COMMAND, "--out", tmp_path).out.splitlines()
     for run in ("fedavg/seed-0", "fedprox(mu=0.1)+dbe/seed-1"):
-        assert contents(left[0] / run) == contents(tmp_path / run)
-    ours = json.loads((left[0] / "comparison.json").read_text(encoding="utf-8"))["rows"]
+        assert contents(study[0] / run) == contents(tmp_path / run)
+    ours = json.loads((study[0] / "comparison.json").read_text(encoding="utf-8"))["rows"]
     theirs = json.loads((tmp_path / "comparison.json").read_text(encoding="utf-8"))["rows"]
     assert [{k: v for k, v in r.items() if k != "seconds"} for r in ours] == [
         {k: v for k, v in r.items() if k != "seconds"} for r in theirs
@@ -94,11 +95,11 @@ def test_ordinary_runs_and_their_table_are_what_they_are_without_it(
     assert not any("who helps whom" in line for line in plain)
 
 
-def test_every_effect_by_hand(left: tuple[Path, str, str]) -> None:
-    """acc_i(all) - acc_i(without j), paired over i's test samples (the interval of Agresti and Min,
-    written out).
+def test_every_effect_and_interval(study: tuple[Path, str, str]) -> None:
+    """acc_i(all) - acc_i(without j), paired over i's test samples, with the interval of Agresti and
+    Min.
     """
-    folder = left[0]
+    folder = study[0]
     table = rows(folder / "leave-one-out.csv")
     assert list(table[0]) == COLUMNS
     which = {(r["method"], r["seed"], r["left_out"], r["party"]) for r in table}
@@ -127,23 +128,23 @@ def test_every_effect_by_hand(left: tuple[Path, str, str]) -> None:
         assert (float(row["low"]), float(row["high"])) == pytest.approx(
             ((b - c) / n - half, (b - c) / n + half)
         )
-    made = json.loads((folder / "leave-one-out.json").read_text(encoding="utf-8"))
-    assert made["seeds"] == [0, 1]
-    assert [{k: str(v) for k, v in r.items()} for r in made["rows"]] == table
+    content = json.loads((folder / "leave-one-out.json").read_text(encoding="utf-8"))
+    assert content["seeds"] == [0, 1]
+    assert [{k: str(v) for k, v in r.items()} for r in content["rows"]] == table
 
 
-def test_what_is_said(left: tuple[Path, str, str]) -> None:
-    folder, out, err = left
+def test_progress_and_printed_table(study: tuple[Path, str, str]) -> None:
+    folder, out, err = study
     assert (
         err.splitlines()[0]
         == "Leaving one party out takes 12 more runs: one for each of 3 parties and 2 methods, with"
         " 2 seeds."
     )
-    numbered = re.findall(
+    progress_lines = re.findall(
         r"^ ?(\d+)/18 (\S+)((?: without p\d)? seed \d)  round 2/2", err, re.MULTILINE
     )
-    assert ("8", "fedavg", " without p1 seed 0") in numbered
-    assert sorted({int(turn) for turn, *_ in numbered}) == list(range(1, 19)), (
+    assert ("8", "fedavg", " without p1 seed 0") in progress_lines
+    assert sorted({int(turn) for turn, *_ in progress_lines}) == list(range(1, 19)), (
         "6 whole runs and 12 without a party"
     )
     table = rows(folder / "leave-one-out.csv")
@@ -151,10 +152,10 @@ def test_what_is_said(left: tuple[Path, str, str]) -> None:
         lines = out[out.index(f"{method}: who helps whom") :].splitlines()[2:5]
         for line in lines:
             name, gave, helped, hurt, *_ = line.split()
-            mine = [r for r in table if (r["method"], r["left_out"]) == (method, name)]
-            assert gave == f"{100 * statistics.fmean(float(r['effect']) for r in mine):+.1f}"
-            assert helped == f"{sum(float(r['low']) > 0 for r in mine)}/4"
-            assert hurt == f"{sum(float(r['high']) < 0 for r in mine)}/4"
+            party_rows = [r for r in table if (r["method"], r["left_out"]) == (method, name)]
+            assert gave == f"{100 * statistics.fmean(float(r['effect']) for r in party_rows):+.1f}"
+            assert helped == f"{sum(float(r['low']) > 0 for r in party_rows)}/4"
+            assert hurt == f"{sum(float(r['high']) < 0 for r in party_rows)}/4"
         assert {line.split()[0] for line in lines} == {"p0", "p1", "p2"}
         assert [float(line.split()[1]) for line in lines] == sorted(
             (float(line.split()[1]) for line in lines), reverse=True
@@ -162,46 +163,50 @@ def test_what_is_said(left: tuple[Path, str, str]) -> None:
     assert "solo: who" not in out
 
 
-def test_again_computes_nothing(left: tuple[Path, str, str]) -> None:
-    folder, out, _ = left
+def test_repeated_command_computes_nothing(study: tuple[Path, str, str]) -> None:
+    folder, out, _ = study
     before, table = stamps(folder), (folder / "leave-one-out.csv").read_bytes()
-    assert works(*COMMAND, "--leave-one-out", "--out", folder).out == out
+    assert succeed(*COMMAND, "--leave-one-out", "--out", folder).out == out
     assert stamps(folder) == before
     assert (folder / "leave-one-out.csv").read_bytes() == table
 
 
-def test_a_smaller_run_is_the_run_alone(left: tuple[Path, str, str], tmp_path: Path) -> None:
-    works("run", "fedavg", *SMALL, "--seed", "1", "--without", "p1", "--out", tmp_path / "alone")
-    assert contents(tmp_path / "alone") == contents(left[0] / "leave-one-out/fedavg/p1/seed-1")
+def test_run_without_a_party_equals_run_with_without(
+    study: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    succeed("run", "fedavg", *SMALL, "--seed", "1", "--without", "p1", "--out", tmp_path / "alone")
+    assert contents(tmp_path / "alone") == contents(study[0] / "leave-one-out/fedavg/p1/seed-1")
 
 
-def test_it_goes_on_where_it_was_stopped(left: tuple[Path, str, str], here: Path) -> None:
+def test_interrupted_study_is_resumed(study: tuple[Path, str, str], here: Path) -> None:
     command = ("compare", "fedavg", *SMALL, "--leave-one-out", "--out", "cut")
-    works(*command)
-    table, stopped = (
+    succeed(*command)
+    table, run_folder = (
         (here / "cut" / "leave-one-out.csv").read_bytes(),
         here / "cut/leave-one-out/fedavg/p1/seed-0",
     )
-    assert table.splitlines()[1:7] == (left[0] / "leave-one-out.csv").read_bytes().splitlines()[1:7]
-    done = (stopped.parents[1] / "p0/seed-0/metrics.csv").stat().st_mtime_ns
+    assert (
+        table.splitlines()[1:7] == (study[0] / "leave-one-out.csv").read_bytes().splitlines()[1:7]
+    )
+    finished_time = (run_folder.parents[1] / "p0/seed-0/metrics.csv").stat().st_mtime_ns
     for path in [
-        stopped / "summary.json",
-        stopped / "outcomes.csv",
-        *(stopped / "checkpoints").iterdir(),
+        run_folder / "summary.json",
+        run_folder / "outcomes.csv",
+        *(run_folder / "checkpoints").iterdir(),
     ]:
         path.unlink()  # killed before its first checkpoint
     (here / "cut" / "leave-one-out.csv").unlink()
-    works("resume", stopped)
-    assert (stopped / "outcomes.csv").exists()
-    (stopped / "summary.json").unlink()  # and again, now at the very end
-    works(*command)
+    succeed("resume", run_folder)
+    assert (run_folder / "outcomes.csv").exists()
+    (run_folder / "summary.json").unlink()  # killed again, just before its end
+    succeed(*command)
     assert (here / "cut" / "leave-one-out.csv").read_bytes() == table
-    assert contents(stopped) == contents(left[0] / "leave-one-out/fedavg/p1/seed-0")
-    assert (stopped.parents[1] / "p0/seed-0/metrics.csv").stat().st_mtime_ns == done
+    assert contents(run_folder) == contents(study[0] / "leave-one-out/fedavg/p1/seed-0")
+    assert (run_folder.parents[1] / "p0/seed-0/metrics.csv").stat().st_mtime_ns == finished_time
 
 
 def test_only_some_are_left_out(here: Path) -> None:
-    ended = works(
+    result = succeed(
         "compare",
         "fedavg",
         *SMALL,
@@ -213,18 +218,18 @@ def test_only_some_are_left_out(here: Path) -> None:
         "--out",
         "o",
     )
-    assert "takes 2 more runs: one for each of 2 parties and 1 method." in ended.err
-    found = {(r["left_out"], r["party"]) for r in rows(here / "o" / "leave-one-out.csv")}
-    assert found == {("p2", "p0"), ("p0", "p2")}
+    assert "takes 2 more runs: one for each of 2 parties and 1 method." in result.err
+    pairs = {(r["left_out"], r["party"]) for r in rows(here / "o" / "leave-one-out.csv")}
+    assert pairs == {("p2", "p0"), ("p0", "p2")}
     config = tomllib.loads(
         (here / "o/leave-one-out/fedavg/p2/seed-0/config.toml").read_text(encoding="utf-8")
     )
     assert config["without"] == ["p1", "p2"]
-    assert "fedavg without p2  round" in ended.err
+    assert "fedavg without p2  round" in result.err
 
 
 def test_newcomers_are_neither_left_out_nor_judged(here: Path) -> None:
-    works("compare", "fedavg", *SMALL, "--newcomers", "1", "--leave-one-out", "--out", "o")
+    succeed("compare", "fedavg", *SMALL, "--newcomers", "1", "--leave-one-out", "--out", "o")
     assert {(r["left_out"], r["party"]) for r in rows(here / "o" / "leave-one-out.csv")} == {
         ("p0", "p1"),
         ("p1", "p0"),
@@ -236,7 +241,7 @@ FLAG = "--leave-one-out"
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "expected"),
     [
         (("fedavg", FLAG, "--leave-out", "p11"), "no party called 'p11'. Did you mean 'p1'?"),
         (("fedavg", FLAG, "--leave-out", ""), "no party called ''"),
@@ -255,11 +260,11 @@ FLAG = "--leave-one-out"
         (("./choosy.py", FLAG), "choosy.py cannot run without p0: choosy needs three parties."),
     ],
 )
-def test_refused(args: tuple[str, ...], said: str, here: Path) -> None:
+def test_invalid_arguments_are_refused(args: tuple[str, ...], expected: str, here: Path) -> None:
     for name in ("leave-one-out", "choosy"):
         (here / f"{name}.py").write_text(CHOOSY, encoding="utf-8")
     before = sorted(here.rglob("*"))
-    assert said in one_sentence(comity("compare", *SMALL, *args, "--out", "out"), 2)
+    assert expected in one_sentence(comity("compare", *SMALL, *args, "--out", "out"), 2)
     assert [
         p for p in sorted(here.rglob("*")) if p not in before and "__pycache__" not in p.parts
     ] == []
@@ -279,11 +284,13 @@ class Choosy(FedAvg):
 
 
 def test_without_for_inspect_and_plan(here: Path) -> None:
-    shown = works("data", "inspect", "--parties", "3", "--without", "p1").out
-    whole = works("data", "inspect", "--parties", "3").out
-    assert shown.splitlines() == [line for line in whole.splitlines() if not line.startswith("p1 ")]
-    assert len(shown.splitlines()) == len(whole.splitlines()) - 1
-    assert "2 parties" in works("plan", "fedavg", *SMALL, "--without", "p1").out
+    output = succeed("data", "inspect", "--parties", "3", "--without", "p1").out
+    whole = succeed("data", "inspect", "--parties", "3").out
+    assert output.splitlines() == [
+        line for line in whole.splitlines() if not line.startswith("p1 ")
+    ]
+    assert len(output.splitlines()) == len(whole.splitlines()) - 1
+    assert "2 parties" in succeed("plan", "fedavg", *SMALL, "--without", "p1").out
 
 
 @pytest.mark.parametrize(
@@ -305,7 +312,7 @@ def test_names_that_differ_by_case_or_dots_have_folders_of_their_own() -> None:
 
 
 def clusters(count: int, seed: int, swap: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Three classes around three corners; `swap` names them otherwise."""
+    """Three classes around three corners; `swap` permutes the labels."""
     rng = np.random.default_rng(seed)
     y = np.arange(count) % 3
     x = 3 * np.eye(3)[y] + rng.normal(size=(count, 3))
@@ -314,8 +321,8 @@ def clusters(count: int, seed: int, swap: bool = False) -> tuple[np.ndarray, np.
 
 @pytest.fixture(scope="module")
 def federation() -> library.Federation:
-    """Tiny has six samples and a large test part; Good Twin has many of the same kind, and odd as
-    many with other names.
+    """tiny has six training samples and a large test set; Good Twin has many samples of the same
+    distribution, and odd as many with permuted labels.
     """
     return library.Federation.from_arrays(
         {
@@ -342,16 +349,16 @@ def test_good_data_help_and_permuted_labels_hurt(
     assert good.low > 0.1
     assert bad.high < -0.1
     assert good.effect == pytest.approx(good.accuracy_with - good.accuracy_without)
-    (method_summary,) = parts(effects.values()).values()
-    by = {part.left_out: part for part in method_summary}
+    (contributions,) = parts(effects.values()).values()
+    by = {part.left_out: part for part in contributions}
     assert by["Good Twin"].helps == ("tiny", good.effect)
     assert by["odd"].hurts is not None
-    assert method_summary[0].mean >= method_summary[1].mean >= method_summary[2].mean
+    assert contributions[0].mean >= contributions[1].mean >= contributions[2].mean
 
 
-def test_one_party_has_nothing_from_who_sends_nothing(federation: library.Federation) -> None:
-    """Fed-SPS without its pull is SOLO: every effect is zero, since the others' runs are the same
-    bit for bit.
+def test_effects_are_zero_without_exchange(federation: library.Federation) -> None:
+    """Fed-SPS with beta=0 is SOLO: every effect is zero, since runs without a party are equal bit
+    for bit.
     """
     effects = library.leave_one_out("fed-sps(beta=0)", federation, seeds=[0, 3], **SETTINGS)
     assert len(effects) == 12
@@ -359,7 +366,7 @@ def test_one_party_has_nothing_from_who_sends_nothing(federation: library.Federa
     assert all(e.low < 0 < e.high for e in effects)
 
 
-def test_the_same_call_goes_on(
+def test_repeated_call_runs_only_what_is_missing(
     federation: library.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call: dict[str, Any] = {"out": tmp_path, "leave_out": ["odd", "Good Twin"], **SETTINGS}
@@ -368,33 +375,35 @@ def test_the_same_call_goes_on(
     assert {e.method for e in first} == {"fedavg"}
     (folder,) = (tmp_path / "leave-one-out" / "fedavg").glob("good-twin-*")
     (folder / "seed-0" / "summary.json").unlink()
-    begun = []
+    left_out_per_run = []
     monkeypatch.setattr(
-        parallel, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more)
+        parallel,
+        "run_once",
+        lambda e, *more: left_out_per_run.append(e.without) or run_once(e, *more),
     )
     assert library.leave_one_out(["fedavg", "solo"], federation, **call) == first
-    assert begun == [None, ("odd",), ("Good Twin",)]
+    assert left_out_per_run == [None, ("odd",), ("Good Twin",)]
     assert (folder / "seed-0" / "summary.json").exists()
 
 
-def test_a_call_that_makes_no_sense(federation: library.Federation) -> None:
-    for bad, said in (([], "a list of names"), (["solo"], "nothing is exchanged")):
-        with pytest.raises(UsageError, match=said):
+def test_invalid_calls_are_refused(federation: library.Federation) -> None:
+    for bad, expected in (([], "a list of names"), (["solo"], "nothing is exchanged")):
+        with pytest.raises(UsageError, match=expected):
             library.leave_one_out(bad, federation, **SETTINGS)
     with pytest.raises(UsageError, match="Did you mean 'odd'"):
         library.leave_one_out("fedavg", federation, leave_out=["od"], **SETTINGS)
 
 
-def test_who_helps_whom_most_is_told_over_seeds() -> None:
+def test_largest_effects_are_means_over_seeds() -> None:
     def row(seed: int, party: str, effect: float, low: float, high: float) -> Effect:
         return Effect("m", seed, "j", party, 0.5, 0.5 - effect, effect, low, high)
 
     rows = [
-        row(0, "a", 0.3, 0.2, 0.4), row(1, "a", -0.1, -0.2, 0.1),  # sure once, 0.1 on average
-        row(0, "b", 0.2, 0.1, 0.3), row(1, "b", 0.2, 0.1, 0.3),  # sure twice
-        row(0, "c", 0.9, -0.1, 1.0), row(1, "c", 0.9, -0.1, 1.0),  # never sure
+        row(0, "a", 0.3, 0.2, 0.4), row(1, "a", -0.1, -0.2, 0.1),  # significant once, 0.1 on average
+        row(0, "b", 0.2, 0.1, 0.3), row(1, "b", 0.2, 0.1, 0.3),  # significant twice
+        row(0, "c", 0.9, -0.1, 1.0), row(1, "c", 0.9, -0.1, 1.0),  # never significant
         row(0, "d", -0.3, -0.4, -0.2), row(1, "d", 0.1, 0.0, 0.2),
-        # sure of both: what it is on average counts
+        # significant in both directions: the mean counts
         row(0, "e", 0.2, 0.1, 0.3), row(1, "e", -0.6, -0.7, -0.5),
     ]  # fmt: skip
     ((part,),) = parts(rows).values()

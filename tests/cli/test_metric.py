@@ -1,5 +1,5 @@
-"""`--metric`: what rounds, settings and methods are chosen and judged by, from the settings to the
-screen and the page.
+"""`--metric`: the metric by which rounds, settings and methods are chosen, in the files, on the
+screen and in the report.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from harness import comity, one_sentence, rows, summary, works
+from harness import comity, one_sentence, rows, succeed, summary
 
 import comity as library
 from comity.measure.gain import gains
@@ -67,10 +67,10 @@ def small(data: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def compared(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def comparison_run(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("compared")
     options = [f"--{name}={value}" for name, value in small(hospitals).items()]
-    ended = works(
+    result = succeed(
         "compare",
         "fedavg",
         "fedprox",
@@ -82,89 +82,93 @@ def compared(hospitals: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
         "--out",
         folder,
     )
-    return folder, ended.out
+    return folder, result.out
 
 
 def figures(run: Path, t: int, split: str, metric: str) -> dict[str, float]:
-    """Everybody's figures in a round, from metrics.csv."""
-    wanted = (str(t), split, metric)
+    """The values of all parties in a round, from metrics.csv."""
+    key = (str(t), split, metric)
     return {
         r["party"]: float(r["value"])
         for r in rows(run / "metrics.csv")
-        if (r["round"], r["split"], r["metric"]) == wanted
+        if (r["round"], r["split"], r["metric"]) == key
     }
 
 
 # --- a run
 
 
-def test_the_chosen_one_is_told_of_every_round_and_all_at_the_end(
-    compared: tuple[Path, str],
+def test_chosen_metric_is_in_every_round_and_all_metrics_in_the_last(
+    comparison_run: tuple[Path, str],
 ) -> None:
-    told = rows(compared[0] / "fedavg" / "seed-0" / "metrics.csv")
-    found = {
-        (int(row["round"]), row["split"], row["metric"]) for row in told if row["party"] == "north"
+    table = rows(comparison_run[0] / "fedavg" / "seed-0" / "metrics.csv")
+    keys = {
+        (int(row["round"]), row["split"], row["metric"]) for row in table if row["party"] == "north"
     }
-    each = {
+    always = {
         (t, split, name)
         for t in range(5)
         for split in ("validation", "test")
         for name in ("accuracy", "loss")
     }
-    chosen = {(t, split, "balanced_accuracy") for t in range(5) for split in ("validation", "test")}
-    assert found == each | chosen | {
+    metric_keys = {
+        (t, split, "balanced_accuracy") for t in range(5) for split in ("validation", "test")
+    }
+    assert keys == always | metric_keys | {
         (4, "test", name) for name in ("auc", "macro_f1", "sensitivity", "specificity")
     }
 
 
 def test_with_accuracy_the_last_round_alone_has_more_rows(hospitals: Path, tmp_path: Path) -> None:
     library.run("fedavg", out=tmp_path, **small(hospitals))
-    told = [
+    extra_rows = [
         row for row in rows(tmp_path / "metrics.csv") if row["metric"] not in ("accuracy", "loss")
     ]
-    assert {row["round"] for row in told} == {"4"}
-    assert {row["split"] for row in told} == {"test"}
+    assert {row["round"] for row in extra_rows} == {"4"}
+    assert {row["split"] for row in extra_rows} == {"test"}
 
 
-def test_what_it_is_judged_by_changes_nothing_else(
-    compared: tuple[Path, str], hospitals: Path, tmp_path: Path
+def test_metric_does_not_change_the_models(
+    comparison_run: tuple[Path, str], hospitals: Path, tmp_path: Path
 ) -> None:
-    """The same models come of it: every row that a run by accuracy has, and its answers, are the
-    same bytes.
+    """Models do not depend on the metric: the rows of a run by accuracy and its outcomes are
+    equal.
     """
     library.run("fedavg", out=tmp_path, **small(hospitals))
-    other = compared[0] / "fedavg" / "seed-0"
+    other = comparison_run[0] / "fedavg" / "seed-0"
     assert set((tmp_path / "metrics.csv").read_text().splitlines()) <= set(
         (other / "metrics.csv").read_text().splitlines()
     )
     assert (tmp_path / "outcomes.csv").read_bytes() == (other / "outcomes.csv").read_bytes()
 
 
-def test_the_summary_has_a_block_for_each(compared: tuple[Path, str]) -> None:
-    folder = compared[0] / "fedavg" / "seed-0"
-    found = summary(folder)
-    assert found["metric"] == "balanced_accuracy"
+def test_summary_has_a_block_per_metric(comparison_run: tuple[Path, str]) -> None:
+    folder = comparison_run[0] / "fedavg" / "seed-0"
+    run_summary = summary(folder)
+    assert run_summary["metric"] == "balanced_accuracy"
     last = figures(folder, 4, "test", "auc")
-    assert found["auc"]["per_party"] == pytest.approx(last)
+    assert run_summary["auc"]["per_party"] == pytest.approx(last)
     for name in (name for name in ELIGIBLE if METRICS[name].fits(2)):
-        block = found[name]
+        block = run_summary[name]
         assert {"mean", "weighted", "std", "best_party", "worst_party", "per_party"} <= set(block)
         assert block["mean"] == pytest.approx(fmean(block["per_party"].values()))
         assert block["per_party"][block["worst_party"]] == min(block["per_party"].values())
-    assert set(found["balanced_accuracy"]) >= {"best_round", "best_on_test", "as_of"}
-    assert "best_round" not in found["auc"]
+    assert set(run_summary["balanced_accuracy"]) >= {"best_round", "best_on_test", "as_of"}
+    assert "best_round" not in run_summary["auc"]
 
 
-def test_the_best_round_is_chosen_by_it_on_validation_data(compared: tuple[Path, str]) -> None:
-    folder = compared[0] / "fedavg" / "seed-0"
+def test_best_round_is_chosen_by_the_metric_on_validation_data(
+    comparison_run: tuple[Path, str],
+) -> None:
+    folder = comparison_run[0] / "fedavg" / "seed-0"
     sizes = {
         name: len(share.validation)
         for name, share in RunFolder(folder).read_split().parties.items()
     }
     means = {}
     for t in range(5):
-        mine = figures(folder, t, "validation", "balanced_accuracy")
-        means[t] = sum(mine[p] * sizes[p] for p in mine) / sum(sizes[p] for p in mine)
+        by_party = figures(folder, t, "validation", "balanced_accuracy")
+        means[t] = sum(by_party[p] * sizes[p] for p in by_party) / sum(sizes[p] for p in by_party)
     assert summary(folder)["balanced_accuracy"]["best_round"]["round"] == max(
         means, key=lambda t: (means[t], -t)
     )
@@ -172,20 +176,20 @@ def test_the_best_round_is_chosen_by_it_on_validation_data(compared: tuple[Path,
 
 def test_engines_agree(hospitals: Path, tmp_path: Path) -> None:
     settings = small(hospitals) | {"metric": "auc", "rounds": 2}
-    found = {}
+    results = {}
     for engine, workers in (("loop", None), ("process", 2), ("stacked", 1)):
         more: dict[str, Any] = {"engine": engine} | (
             {} if workers is None else {"workers": workers}
         )
-        found[engine] = library.run("fedavg", out=tmp_path / engine, **settings | more)
+        results[engine] = library.run("fedavg", out=tmp_path / engine, **settings | more)
     assert (tmp_path / "loop" / "metrics.csv").read_bytes() == (
         tmp_path / "process" / "metrics.csv"
     ).read_bytes()
-    one, other = (
-        [row for row in found[e].metrics if row.metric != "loss"] for e in ("loop", "stacked")
+    loop, stacked = (
+        [row for row in results[e].metrics if row.metric != "loss"] for e in ("loop", "stacked")
     )
-    assert [row[:4] for row in one] == [row[:4] for row in other]
-    assert [row.value for row in one] == pytest.approx([row.value for row in other], abs=0.05)
+    assert [row[:4] for row in loop] == [row[:4] for row in stacked]
+    assert [row.value for row in loop] == pytest.approx([row.value for row in stacked], abs=0.05)
 
 
 # --- less is better
@@ -193,61 +197,61 @@ def test_engines_agree(hospitals: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Metric:
-    """A metric of which less is better: the share of samples that are wrong."""
-    made = Metric(
+    """A metric of which less is better: the error rate."""
+    metric = Metric(
         "wrong",
         "share wrong",
         "what is not right",
         lambda *g: 1 - METRICS["accuracy"].figures(*g),
         higher=False,
     )
-    monkeypatch.setitem(METRICS, "wrong", made)
+    monkeypatch.setitem(METRICS, "wrong", metric)
     monkeypatch.setattr("comity.runs.config.ELIGIBLE", (*ELIGIBLE, "wrong"))
-    return made
+    return metric
 
 
 @pytest.mark.usefixtures("wrong")
-def test_where_less_is_better_all_choices_are_those_of_its_opposite(
-    hospitals: Path, tmp_path: Path
-) -> None:
-    """Rounds, patience, the tuned value, ranks and answers by the share wrong are those by
+def test_choices_by_error_rate_equal_those_by_accuracy(hospitals: Path, tmp_path: Path) -> None:
+    """Best rounds, patience, tuned values, ranks and verdicts by error rate are those by
     accuracy.
     """
 
-    def chosen(metric: str) -> dict[str, Any]:
+    def choices(metric: str) -> dict[str, Any]:
         base = experiment(
             small(hospitals) | {"metric": metric, "rounds": 6, "patience": 2, "lr": 0.3}
         )
-        made = compare(
+        comparison = compare(
             base, ["fedavg", "scaffold"], [0], tmp_path / metric, lambda _: Quiet(), lambda _: None
         )
         trials = tune(
             base, {"lr": [0.001, 0.1]}, [0], tmp_path / metric / "grid", lambda _: Quiet()
         )
-        told = summary(tmp_path / metric / "fedavg" / "seed-0")
+        run_summary = summary(tmp_path / metric / "fedavg" / "seed-0")
         return {
-            "rounds": told["rounds"],
+            "rounds": run_summary["rounds"],
             "best": (
-                told[metric]["best_round"]["round"],
-                told[metric]["worst_party"],
-                told[metric]["best_party"],
+                run_summary[metric]["best_round"]["round"],
+                run_summary[metric]["worst_party"],
+                run_summary[metric]["best_party"],
             ),
             "tuned": [trial.settings for trial in trials.trials],
-            "ranks": [row.algorithm for row in sorted(made.rows, key=lambda row: -row.goodness)],
-            "verdicts": [answer.verdict for answer in made.answers],
+            "ranks": [
+                row.algorithm for row in sorted(comparison.rows, key=lambda row: -row.goodness)
+            ],
+            "verdicts": [answer.verdict for answer in comparison.answers],
         }
 
-    assert chosen("wrong") == chosen("accuracy")
+    assert choices("wrong") == choices("accuracy")
 
 
 # --- what is refused, before anything runs
 
 
 def test_a_metric_that_is_not_known(tmp_path: Path) -> None:
-    said = one_sentence(
+    message = one_sentence(
         comity("run", "fedavg", "--metric", "balanced", "--out", tmp_path / "run"), 2
     )
-    assert said == "comity: There is no metric 'balanced'. Did you mean 'balanced_accuracy'?"
+    assert message == "comity: There is no metric 'balanced'. Did you mean 'balanced_accuracy'?"
     assert "Known: accuracy, auc," in one_sentence(
         comity("run", "fedavg", "--metric", "kappa", "--out", tmp_path / "run"), 2
     )
@@ -255,14 +259,14 @@ def test_a_metric_that_is_not_known(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_does_not_fit(tmp_path: Path) -> None:
-    said = one_sentence(
+    message = one_sentence(
         comity("compare", "fedavg", "--metric", "auc", "--out", tmp_path / "run"), 2
     )
-    assert "metric auc is for two classes, but these data have 10" in said
+    assert "metric auc is for two classes, but these data have 10" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_a_metric_that_nobody_has(tmp_path: Path) -> None:
+def test_metric_without_a_value_at_any_party_is_refused(tmp_path: Path) -> None:
     x, y = [[0.0], [1.0]] * 20, [1] * 40
     fed = library.Federation.from_arrays({"a": (x, y), "b": (x, y)}, classes=2)
     with pytest.raises(
@@ -278,22 +282,22 @@ def test_a_metric_that_nobody_has(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     result = library.run(
         "fedavg", fed, model="linear", metric="auc", rounds=1
-    )  # without patience nothing is chosen
+    )  # without patience no round is chosen during the run
     assert result.summary["auc"]["best_round"] is None
 
 
 # --- a comparison
 
 
-def test_the_table_ranks_by_it_with_accuracy_beside_it(compared: tuple[Path, str]) -> None:
-    folder, out = compared
+def test_comparison_table_has_the_metric_and_accuracy(comparison_run: tuple[Path, str]) -> None:
+    folder, out = comparison_run
     assert re.search(r"method +balanced accuracy +over SOLO +gained +hurt +worst +accuracy", out)
-    told = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
-    assert told["metric"] == "balanced_accuracy"
-    for row in told["rows"]:
-        found = [summary(folder / row["algorithm"] / f"seed-{seed}") for seed in (0, 1)]
-        assert row["figure"] == [one["balanced_accuracy"]["mean"] for one in found]
-        assert row["accuracy"] == [one["accuracy"]["mean"] for one in found]
+    content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    assert content["metric"] == "balanced_accuracy"
+    for row in content["rows"]:
+        summaries = [summary(folder / row["algorithm"] / f"seed-{seed}") for seed in (0, 1)]
+        assert row["figure"] == [item["balanced_accuracy"]["mean"] for item in summaries]
+        assert row["accuracy"] == [item["accuracy"]["mean"] for item in summaries]
         assert f"{fmean(row['figure']):.1%}" in out
     ours, solo = (folder / method / "seed-0" for method in ("fedavg", "solo"))
     seeds = ("seed-0", "seed-1")
@@ -301,41 +305,44 @@ def test_the_table_ranks_by_it_with_accuracy_beside_it(compared: tuple[Path, str
         gains(folder / "fedavg" / seed, folder / "solo" / seed, "balanced_accuracy")
         for seed in seeds
     ]
-    (row,) = (row for row in told["rows"] if row["algorithm"] == "fedavg")
+    (row,) = (row for row in content["rows"] if row["algorithm"] == "fedavg")
     few = {"west"}  # has too few healthy patients
-    mine = {
-        g.party: [other for each in both for other in each if other.party == g.party]
+    by_party = {
+        g.party: [other for seed_gains in both for other in seed_gains if other.party == g.party]
         for g in both[0]
         if g.party not in few
     }
-    told_of = {
-        party: combine_seeds(some, methods=len(told["rows"]) - 1) for party, some in mine.items()
+    combined = {
+        party: combine_seeds(some, methods=len(content["rows"]) - 1)
+        for party, some in by_party.items()
     }
-    assert row["gains"] == {party: asdict(one) for party, one in told_of.items()}
-    assert (row["gained"], row["judged"]) == (sum(one.low > 0 for one in told_of.values()), 3)
-    assert row["gain"]["gain"] == pytest.approx(fmean(g.gain for each in both for g in each))
+    assert row["gains"] == {party: asdict(item) for party, item in combined.items()}
+    assert (row["gained"], row["judged"]) == (sum(item.low > 0 for item in combined.values()), 3)
+    assert row["gain"]["gain"] == pytest.approx(
+        fmean(g.gain for seed_gains in both for g in seed_gains)
+    )
     per_party = [summary(run)["balanced_accuracy"]["per_party"] for run in (ours, solo)]
     assert {g.party: g.gain for g in both[0]} == pytest.approx(
         {p: per_party[0][p] - per_party[1][p] for p in per_party[0]}
     )
 
 
-def test_each_party_has_its_line_in_words(compared: tuple[Path, str]) -> None:
-    folder, out = compared
-    told = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
-    assert [one["party"] for one in told["answers"]] == ["north", "south", "east", "west"]
-    for one in told["answers"]:
-        assert f"{one['party']}: {one['says']}" in out.splitlines()
-    west = told["answers"][3]
+def test_each_party_has_a_printed_verdict(comparison_run: tuple[Path, str]) -> None:
+    folder, out = comparison_run
+    content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    assert [answer["party"] for answer in content["answers"]] == ["north", "south", "east", "west"]
+    for answer in content["answers"]:
+        assert f"{answer['party']}: {answer['says']}" in out.splitlines()
+    west = content["answers"][3]
     assert west["verdict"] == "too few"
     assert re.fullmatch(
         r"too few samples of 'healthy' to say \(\d to test on, \d to train on\)", west["says"]
     )
-    assert told["reading"] in out
-    assert "mean over 2 seeds" in told["reading"]
+    assert content["reading"] in out
+    assert "mean over 2 seeds" in content["reading"]
 
 
-def test_where_parties_differ_by_seed_each_is_told_of_by_its_seed(tmp_path: Path) -> None:
+def test_parties_that_differ_by_seed_have_a_verdict_per_seed(tmp_path: Path) -> None:
     base = experiment(
         {
             "parties": 3,
@@ -345,67 +352,77 @@ def test_where_parties_differ_by_seed_each_is_told_of_by_its_seed(tmp_path: Path
             "engine": "loop",
         }
     )
-    made = compare(
+    comparison = compare(
         base, ["fedavg", "centralized"], [3, 4], tmp_path, lambda _: Quiet(), lambda _: None
     )
-    assert "under each seed a party has other samples" in made.reading
-    assert [answer.party for answer in made.answers] == [
+    assert "under each seed a party has other samples" in comparison.reading
+    assert [answer.party for answer in comparison.answers] == [
         f"p{k} (seed {seed})" for seed in (3, 4) for k in range(3)
     ]
-    assert [set(answer.methods) for answer in made.answers] == [
+    assert [set(answer.methods) for answer in comparison.answers] == [
         {"fedavg"}
-    ] * 6  # nobody is told to pool the data
+    ] * 6  # centralized is not recommended to a party
 
 
-def test_runs_of_another_metric_are_not_taken(compared: tuple[Path, str], hospitals: Path) -> None:
+def test_runs_of_another_metric_are_refused(
+    comparison_run: tuple[Path, str], hospitals: Path
+) -> None:
     options = [f"--{name}={value}" for name, value in small(hospitals).items()]
-    ended = comity(
-        "compare", "fedavg", *options, "--metric", "auc", "--seeds", "0,1", "--out", compared[0]
+    result = comity(
+        "compare",
+        "fedavg",
+        *options,
+        "--metric",
+        "auc",
+        "--seeds",
+        "0,1",
+        "--out",
+        comparison_run[0],
     )
-    assert "holds a run with other settings" in one_sentence(ended, 2)
+    assert "holds a run with other settings" in one_sentence(result, 2)
 
 
 # --- the screen and the page
 
 
-def test_the_end_of_a_run_and_watch_name_it(compared: tuple[Path, str]) -> None:
-    run = compared[0] / "fedavg" / "seed-0"
-    found = summary(run)
-    ended = works("resume", run)
-    assert ended.out.startswith(
-        f"fedavg: balanced accuracy {found['balanced_accuracy']['mean']:.1%} (mean of 4 parties),"
+def test_resume_and_watch_print_the_metric(comparison_run: tuple[Path, str]) -> None:
+    run = comparison_run[0] / "fedavg" / "seed-0"
+    run_summary = summary(run)
+    result = succeed("resume", run)
+    assert result.out.startswith(
+        f"fedavg: balanced accuracy {run_summary['balanced_accuracy']['mean']:.1%} (mean of 4 parties),"
         " worst "
     )
-    assert f"also: accuracy {found['accuracy']['mean']:.1%}, macro F1" in ended.out
-    shown = works("watch", run, "--once").out
+    assert f"also: accuracy {run_summary['accuracy']['mean']:.1%}, macro F1" in result.out
+    output = succeed("watch", run, "--once").out
     assert (
-        f"balanced accuracy {found['balanced_accuracy']['mean']:.1%} after round 4; the highest"
-        " was " in shown
+        f"balanced accuracy {run_summary['balanced_accuracy']['mean']:.1%} after round 4; the highest"
+        " was " in output
     )
     assert re.search(
-        r"state +round +balanced accuracy +worst", works("watch", compared[0], "--once").out
+        r"state +round +balanced accuracy +worst", succeed("watch", comparison_run[0], "--once").out
     )
 
 
-def test_the_page_is_by_it(compared: tuple[Path, str], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(compared[0], tmp_path / "it"))
-    works("report", folder, "--quick")
+def test_report_uses_the_metric(comparison_run: tuple[Path, str], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(comparison_run[0], tmp_path / "it"))
+    succeed("report", folder, "--quick")
     page = unescape((folder / "report.html").read_text(encoding="utf-8"))
-    told = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
     assert "cannot be shown" not in page
     assert "How balanced accuracy grows" in page
     assert "balanced_accuracy-by-round" in page
     assert "By other measures" in page
-    for one in told["answers"]:
-        assert one["says"] in page
-    best = max(told["rows"], key=lambda row: fmean(row["figure"]))
+    for answer in content["answers"]:
+        assert answer["says"] in page
+    best = max(content["rows"], key=lambda row: fmean(row["figure"]))
     assert re.search(
         rf"{re.escape(best['algorithm'])} is (best|first) with {fmean(best['figure']):.1%} balanced"
         r" accuracy",
         page,
     )
-    drawn = works("report", folder, "--table", "markdown").out
-    assert drawn.splitlines()[2].startswith(
+    table = succeed("report", folder, "--table", "markdown").out
+    assert table.splitlines()[2].startswith(
         "| method | balanced accuracy | over SOLO | gained | hurt | worst | accuracy | sent |"
     )
 
@@ -413,30 +430,30 @@ def test_the_page_is_by_it(compared: tuple[Path, str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[]", "{", '{"answers": [{"party": 3}]}', '{"answers": 3, "rows": []}']
 )
-def test_a_damaged_comparison_is_told_on_the_page(
-    text: str, compared: tuple[Path, str], tmp_path: Path
+def test_report_mentions_a_damaged_comparison(
+    text: str, comparison_run: tuple[Path, str], tmp_path: Path
 ) -> None:
-    folder = Path(shutil.copytree(compared[0], tmp_path / "it"))
+    folder = Path(shutil.copytree(comparison_run[0], tmp_path / "it"))
     (folder / "comparison.json").write_text(text, encoding="utf-8")
-    works("report", folder, "--quick")
+    succeed("report", folder, "--quick")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "comparison.json is damaged" in page
     assert "This part cannot be shown" not in page
 
 
 def test_runs_that_chose_different_metrics_are_shown_by_accuracy(
-    compared: tuple[Path, str], hospitals: Path, tmp_path: Path
+    comparison_run: tuple[Path, str], hospitals: Path, tmp_path: Path
 ) -> None:
-    shutil.copytree(compared[0] / "solo" / "seed-0", tmp_path / "solo" / "seed-0")
+    shutil.copytree(comparison_run[0] / "solo" / "seed-0", tmp_path / "solo" / "seed-0")
     library.run("fedavg", out=tmp_path / "fedavg" / "seed-0", **small(hospitals))
-    works("report", tmp_path, "--quick")
+    succeed("report", tmp_path, "--quick")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "judged by different metrics: they are shown by accuracy" in page
     assert "How accuracy grows" in page
 
 
-def test_models_that_diverged_have_no_rank_and_no_answer(hospitals: Path, tmp_path: Path) -> None:
-    """Scores that are no numbers have no order: nowhere does a mean of the others stand for them."""
+def test_diverged_models_have_no_rank_and_no_verdict(hospitals: Path, tmp_path: Path) -> None:
+    """Scores that are NaN have no order; no mean of the other values takes their place."""
     settings = small(hospitals) | {
         "model": "mlp2(width=8)",
         "lr": 1e22,
@@ -445,14 +462,14 @@ def test_models_that_diverged_have_no_rank_and_no_answer(hospitals: Path, tmp_pa
         "metric": "auc",
     }
     options = [f"--{name}={value}" for name, value in settings.items()]
-    ended = works("compare", "fedavg", *options, "--out", tmp_path)
+    result = succeed("compare", "fedavg", *options, "--out", tmp_path)
     assert ",auc,nan" in (tmp_path / "fedavg" / "seed-0" / "metrics.csv").read_text()
     assert summary(tmp_path / "fedavg" / "seed-0")["auc"]["mean"] is None
-    assert re.search(r"fedavg \* +diverged", ended.out)
-    assert "north: not judged" in ended.out
-    assert "nan" not in ended.out + ended.err + works("watch", tmp_path, "--once").out
-    works("report", tmp_path, "--quick")
+    assert re.search(r"fedavg \* +diverged", result.out)
+    assert "north: not judged" in result.out
+    assert "nan" not in result.out + result.err + succeed("watch", tmp_path, "--once").out
+    succeed("report", tmp_path, "--quick")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "This part cannot be shown" not in page
     assert "diverged" in page
-    assert "no AUC: a model has diverged" in works("resume", tmp_path / "fedavg" / "seed-0").out
+    assert "no AUC: a model has diverged" in succeed("resume", tmp_path / "fedavg" / "seed-0").out

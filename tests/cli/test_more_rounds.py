@@ -1,41 +1,43 @@
-"""`comity resume RUN --rounds N`: a run goes on for longer than it was asked to at first."""
+"""`comity resume RUN --rounds N` extends a run beyond its original number of rounds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from harness import OWN, SMALL, Nursery, comity, contents, one_sentence, rows, summary, works
+from harness import OWN, SMALL, Nursery, comity, contents, one_sentence, rows, succeed, summary
 
 from comity.runs.run_warnings import warning_texts
 
 
 @pytest.fixture
-def finished(here: Path) -> Path:
+def finished_run(here: Path) -> Path:
     """A finished run of two rounds."""
-    works("run", "fedavg", *SMALL, "--out", here / "run")
+    succeed("run", "fedavg", *SMALL, "--out", here / "run")
     return here / "run"
 
 
-def test_a_finished_run_goes_on(finished: Path, here: Path) -> None:
-    ended = works("resume", finished, "--rounds", 3)
-    assert f"The run is in {finished}" in " ".join(ended.out.split())
-    works("run", "fedavg", *SMALL, "--rounds", 3, "--out", here / "straight")
-    assert contents(finished) == contents(here / "straight")
-    assert summary(finished)["rounds"] == 3
-    assert {row["round"] for row in rows(finished / "metrics.csv")} == {"0", "1", "2", "3"}
-    works("resume", finished)  # is left as it is
-    works("resume", finished, "--rounds", 3)
-    works("report", finished, "--quick")
+def test_finished_run_is_extended(finished_run: Path, here: Path) -> None:
+    result = succeed("resume", finished_run, "--rounds", 3)
+    assert f"The run is in {finished_run}" in " ".join(result.out.split())
+    succeed("run", "fedavg", *SMALL, "--rounds", 3, "--out", here / "straight")
+    assert contents(finished_run) == contents(here / "straight")
+    assert summary(finished_run)["rounds"] == 3
+    assert {row["round"] for row in rows(finished_run / "metrics.csv")} == {"0", "1", "2", "3"}
+    succeed("resume", finished_run)  # changes nothing
+    succeed("resume", finished_run, "--rounds", 3)
+    succeed("report", finished_run, "--quick")
 
 
-def test_not_for_fewer_rounds(finished: Path) -> None:
-    said = one_sentence(comity("resume", finished, "--rounds", 1), 2)
-    assert "2 rounds already" in said
-    assert "rounds must be at least 1" in one_sentence(comity("resume", finished, "--rounds", 0), 2)
+def test_fewer_rounds_are_refused(finished_run: Path) -> None:
+    message = one_sentence(comity("resume", finished_run, "--rounds", 1), 2)
+    assert "2 rounds already" in message
+    assert "rounds must be at least 1" in one_sentence(
+        comity("resume", finished_run, "--rounds", 0), 2
+    )
 
 
-def test_python_names_the_command(finished: Path) -> None:
+def test_python_error_names_the_command(finished_run: Path) -> None:
     import comity as api
 
     with pytest.raises(api.UsageError, match=r"comity resume .* --rounds 5"):
@@ -46,21 +48,21 @@ def test_python_names_the_command(finished: Path) -> None:
             model="linear",
             partition="iid",
             engine="loop",
-            out=finished,
+            out=finished_run,
             resume=True,
         )
 
 
-def test_a_run_of_a_comparison_says_so(here: Path) -> None:
-    works("compare", "fedavg", *SMALL, "--out", here / "both")
+def test_extending_a_run_of_a_comparison_is_noted(here: Path) -> None:
+    succeed("compare", "fedavg", *SMALL, "--out", here / "both")
     assert (
         "part of a comparison"
-        in works("resume", here / "both" / "fedavg" / "seed-0", "--rounds", 3).out
+        in succeed("resume", here / "both" / "fedavg" / "seed-0", "--rounds", 3).out
     )
 
 
-def test_the_users_own_method_needs_no_trust(here: Path, nursery: Nursery) -> None:
-    """Unless its file has changed; then the summary says so."""
+def test_extending_a_run_of_a_users_method(here: Path, nursery: Nursery) -> None:
+    """A changed file is refused; with --trust the summary has a warning."""
     Path("mine.py").write_text(OWN.format("pass"))
     run = here / "run"
     assert nursery.run("run", here / "mine.py", *SMALL, "--out", run).code == 0

@@ -1,5 +1,5 @@
-"""`comity report`, and the page at the end of `compare` and `reproduce`: it is named, can be left
-out, and costs no result.
+"""`comity report`, and the report at the end of `compare` and `reproduce`, which is optional and
+whose failure loses no result.
 """
 
 from __future__ import annotations
@@ -8,70 +8,76 @@ import shutil
 from pathlib import Path
 
 import pytest
-from harness import SMALL, comity, one_sentence, works
+from harness import SMALL, comity, one_sentence, succeed
 
 from comity import reporting
 from comity.reporting.sections import space
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared") / "c"
-    works("compare", "fedavg", *SMALL, "--out", folder)
+    succeed("compare", "fedavg", *SMALL, "--out", folder)
     return folder
 
 
 @pytest.fixture(autouse=True)
 def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maps of a few samples are as good here, and quick."""
+    """Draw maps of few samples, which is quick."""
     monkeypatch.setattr(space, "SAMPLES", 24)
 
 
 @pytest.fixture
-def folder(compared: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(compared, tmp_path / "it"))
+def folder(comparison: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(comparison, tmp_path / "it"))
 
 
-def again(folder: Path, *more: object) -> str:
-    """The same comparison once more: its runs are finished, so only the page is made."""
-    return works("compare", "fedavg", *SMALL, "--out", folder, *more).out
+def compare_again(folder: Path, *more: object) -> str:
+    """Repeat the comparison; its runs are finished, so it only writes the report."""
+    return succeed("compare", "fedavg", *SMALL, "--out", folder, *more).out
 
 
 def test_compare_ends_with_a_page(folder: Path) -> None:
-    said = again(folder, "--report")
-    assert said.splitlines()[-1] == f"The report is in {folder / 'report.html'}"
+    output = compare_again(folder, "--report")
+    assert output.splitlines()[-1] == f"The report is in {folder / 'report.html'}"
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_unless_told_not_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_left_out_by_option_or_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_REPORT", "0")
-    assert "report" not in again(folder)
+    assert "report" not in compare_again(folder)
     monkeypatch.delenv("COMITY_REPORT")
-    assert "report" not in again(folder, "--no-report")
+    assert "report" not in compare_again(folder, "--no-report")
     assert not (folder / "report.html").exists()
-    assert "The report is in" in again(folder)
+    assert "The report is in" in compare_again(folder)
 
 
-def test_a_page_that_fails_costs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_report_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "report.html").mkdir()
-    said = again(folder, "--report").splitlines()
-    assert said[-1].startswith("Warning: The report cannot be written: Is a directory")
-    assert any(line.startswith("fedavg ") for line in said)
+    lines = compare_again(folder, "--report").splitlines()
+    assert lines[-1].startswith("Warning: The report cannot be written: Is a directory")
+    assert any(line.startswith("fedavg ") for line in lines)
 
-    def broken(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("something\nunforeseen")
 
-    monkeypatch.setattr(reporting, "report", broken)
-    assert "Warning: The report cannot be written: RuntimeError" in again(folder, "--report")
+    monkeypatch.setattr(reporting, "report", fail)
+    assert "Warning: The report cannot be written: RuntimeError" in compare_again(
+        folder, "--report"
+    )
 
 
-def test_stopped_while_the_page_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(*_: object, **__: object) -> None:
+def test_interrupt_while_the_report_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reporting, "report", stopped)
-    said = one_sentence(comity("compare", "fedavg", *SMALL, "--out", folder, "--report"), 130)
-    assert f"comity report {folder}" in said
+    monkeypatch.setattr(reporting, "report", interrupt)
+    message = one_sentence(comity("compare", "fedavg", *SMALL, "--out", folder, "--report"), 130)
+    assert f"comity report {folder}" in message
 
 
 def test_reproduce_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +87,10 @@ def test_reproduce_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     out = tmp_path / "out"
     assert (
         "report"
-        not in works("reproduce", table, "--scale", "smoke", "--out", out, "--no-report").out
+        not in succeed("reproduce", table, "--scale", "smoke", "--out", out, "--no-report").out
     )
-    said = works("reproduce", table, "--scale", "smoke", "--out", out, "--report").out
-    assert said.splitlines()[-1] == f"The report is in {out / 'report.html'}"
+    output = succeed("reproduce", table, "--scale", "smoke", "--out", out, "--report").out
+    assert output.splitlines()[-1] == f"The report is in {out / 'report.html'}"
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "Paper beside measured" in page
     assert page.index("Paper beside measured") < page.index("The answer</h2>")
@@ -120,16 +126,16 @@ paper = {mean = 50}
 """
 
 
-def test_the_command(folder: Path) -> None:
-    said = works("report", folder, "--quick").out
-    assert said == f"The report is in {folder / 'report.html'}\n"
+def test_report_command(folder: Path) -> None:
+    output = succeed("report", folder, "--quick").out
+    assert output == f"The report is in {folder / 'report.html'}\n"
     other = folder / "other.html"
-    assert f"The report is in {other}" in works("report", folder, "--quick", "--out", other).out
+    assert f"The report is in {other}" in succeed("report", folder, "--quick", "--out", other).out
     assert "What samples look like" not in other.read_text(encoding="utf-8")
 
 
 def test_samples_can_be_kept_off_the_page(folder: Path) -> None:
-    works("report", folder, "--methods", "fedavg", "--no-samples")
+    succeed("report", folder, "--methods", "fedavg", "--no-samples")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "What samples look like" not in page
     assert "Who holds which classes" in page
@@ -138,22 +144,22 @@ def test_samples_can_be_kept_off_the_page(folder: Path) -> None:
 
 
 def test_figures_and_tables(folder: Path) -> None:
-    said = works("report", folder, "--quick", "--figures", "svg").out
-    assert f"The figures are in {folder / 'figures'}" in said
+    output = succeed("report", folder, "--quick", "--figures", "svg").out
+    assert f"The figures are in {folder / 'figures'}" in output
     assert len(list((folder / "figures").glob("*.svg"))) >= 6
-    table = works("report", folder, "--table", "markdown").out
+    table = succeed("report", folder, "--table", "markdown").out
     assert [line[:9] for line in table.splitlines()[2:4]] == ["| method ", "| --- | -"]
-    assert works("report", folder, "--table", "latex").out.count("\\\\") == 3
+    assert succeed("report", folder, "--table", "latex").out.count("\\\\") == 3
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
+@pytest.mark.parametrize(("arguments", "expected"), [
     (["--figures", "gif"], "Figures are pdf, svg, png, not 'gif'."),
     (["--table", "html"], "A table is printed as markdown or latex, not 'html'."),
     (["--target", "90"], "A target is an accuracy between 0 and 1, not 90."),
     (["--methods", "fedavgg"], "There is no finished method called 'fedavgg'. Did you mean 'fedavg'?"),
 ])  # fmt: skip
-def test_refusals(folder: Path, arguments: list[str], said: str) -> None:
-    assert said in one_sentence(comity("report", folder, "--quick", *arguments), 2)
+def test_invalid_options_are_refused(folder: Path, arguments: list[str], expected: str) -> None:
+    assert expected in one_sentence(comity("report", folder, "--quick", *arguments), 2)
     assert not (folder / "report.html").exists()
 
 

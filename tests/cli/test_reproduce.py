@@ -1,4 +1,4 @@
-"""`comity reproduce`: a paper's table again, resumed where it stopped, with an honest verdict."""
+"""`comity reproduce`: tables of papers, how they are resumed and joined, and verdicts on claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import comity, one_sentence, works
+from harness import comity, one_sentence, succeed
 
 from comity import papers
 from comity.errors import ComityError, UsageError
@@ -24,16 +24,16 @@ COLUMN = Column(name="c", title="C", measure="mean")
 
 
 def cell(
-    measured: tuple[float, ...],
+    values: tuple[float, ...],
     paper: float | tuple[float, float] | None = None,
     row: str = "a",
     why: str = "",
 ) -> Cell:
-    printed = {} if paper is None else {"c": paper}
-    figures = {seed: Figure(value, 20, 0, 0.0) for seed, value in enumerate(measured)}
+    paper_values = {} if paper is None else {"c": paper}
+    figures = {seed: Figure(value, 20, 0, 0.0) for seed, value in enumerate(values)}
     return Cell(
         COLUMN,
-        MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=printed),
+        MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=paper_values),
         figures,
         why,
     )
@@ -44,7 +44,7 @@ title = "Two methods"
 source = "Nobody, Table 1"
 trials = 2
 claims = ["fedavg > solo", "fedavg > unheard"]
-headlines = {"fedavg > solo" = "ParallelDisplay is better", "fedavg > unheard" = "Nobody has heard of it"}
+headlines = {"fedavg > solo" = "Together is better", "fedavg > unheard" = "Nobody has heard of it"}
 [settings]
 data = "digits"
 partition = "iid|keep(samples=20)"
@@ -122,28 +122,33 @@ def test_lines_say_why_nothing_was_measured() -> None:
 
 def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
     curve = {t: float(t) for t in range(2, 42, 2)}  # of 40 rounds: 38 and 40 are beyond nine tenths
-    one = Figure(40.0, 40, 0, 0.0, curve)
-    assert one.end == [38.0, 40.0]
-    assert replace(one, tuned=True).end == [40.0]  # what came before is not what a party ends with
+    figure = Figure(40.0, 40, 0, 0.0, curve)
+    assert figure.end == [38.0, 40.0]
+    assert replace(figure, tuned=True).end == [
+        40.0
+    ]  # the final model is tuned after the last round
     row = MethodRow(name="a", title="A", algorithm="fedavg")
     last, best = (
-        Cell(Column(name="c", title="C", measure=m), row, {0: one}) for m in ("mean", "best_mean")
+        Cell(Column(name="c", title="C", measure=m), row, {0: figure})
+        for m in ("mean", "best_mean")
     )
     assert last.compared == {0: 39.0}
-    assert best.compared == {0: 40.0}  # which is a figure of the whole run already
+    assert best.compared == {0: 40.0}  # which is a figure of the whole run
     assert last.values == best.values == [40.0]
     assert last.swing == pytest.approx(2**0.5)
     assert format_cells([last])[0][-2:] == ["39.00", "1.41"]
 
 
-def judged(
+def judge(
     better: tuple[float, ...],
     worse: tuple[float, ...],
-    printed: tuple[Any, Any] = (None, None),
+    paper_values: tuple[Any, Any] = (None, None),
     own: bool = True,
 ) -> Verdict:
-    (found,) = verdicts(CLAIMS, [cell(better, printed[0]), cell(worse, printed[1], row="b")], own)
-    return found
+    (verdict,) = verdicts(
+        CLAIMS, [cell(better, paper_values[0]), cell(worse, paper_values[1], row="b")], own
+    )
+    return verdict
 
 
 CLAIMS = papers.Table(
@@ -155,51 +160,52 @@ CLAIMS = papers.Table(
 )
 
 
-def test_verdicts_by_hand() -> None:
-    clear = judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0))
+def test_verdicts() -> None:
+    clear = judge((3.0, 4.0, 5.0), (1.0, 1.0, 1.0))
     assert clear.differences == (2.0, 3.0, 4.0)
     assert clear.interval == pytest.approx(
         (3 - 4.3027 / 3**0.5, 3 + 4.3027 / 3**0.5), abs=1e-4
     )  # t of two degrees of freedom
-    assert clear.word == "direction reproduced"  # nothing printed that it could equal
-    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5)).word == "reproduced"
+    assert clear.word == "direction reproduced"  # the paper prints no figure to compare with
+    assert judge((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5)).word == "reproduced"
     assert (
-        judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5), own=False).word
+        judge((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5), own=False).word
         == "direction reproduced"
     )  # in another setting
     assert (
-        judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 50.0)).word == "direction reproduced"
-    )  # by far less than printed
+        judge((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 50.0)).word == "direction reproduced"
+    )  # the difference is far smaller than printed
     assert (
-        judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), ((60.0, 2.0), (50.0, 1.0))).word == "reproduced"
+        judge((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), ((60.0, 2.0), (50.0, 1.0))).word == "reproduced"
     )  # within printed deviations
-    assert judged((1.0, 1.0, 1.0), (3.0, 4.0, 5.0)).word == "contradicted"
-    assert judged((3.0, 1.0, 2.0), (1.0, 2.0, 2.0)).word == "undecided"
-    assert judged((9.0, 9.0), (1.0, 1.1)).word == "undecided"  # two seeds
+    assert judge((1.0, 1.0, 1.0), (3.0, 4.0, 5.0)).word == "contradicted"
+    assert judge((3.0, 1.0, 2.0), (1.0, 2.0, 2.0)).word == "undecided"
+    assert judge((9.0, 9.0), (1.0, 1.1)).word == "undecided"  # two seeds
     assert (
-        str(judged((9.0,), (1.0,), (3, 2)))
-        == "a > b in c: undecided, +8.00 (1 seed), printed +1.00"
+        str(judge((9.0,), (1.0,), (3, 2))) == "a > b in c: undecided, +8.00 (1 seed), printed +1.00"
     )
     assert str(clear) == "a > b in c: direction reproduced, +3.00 (+0.52 to +5.48)"
 
 
 def test_seeds_are_paired_and_less_may_be_better() -> None:
-    one, two = cell((3.0, 4.0, 5.0)), cell((1.0, 1.0, 1.0), row="b")
+    better, worse = cell((3.0, 4.0, 5.0)), cell((1.0, 1.0, 1.0), row="b")
     fewer = replace(
-        two, figures={seed: figure for seed, figure in two.figures.items() if seed != 1}
+        worse, figures={seed: figure for seed, figure in worse.figures.items() if seed != 1}
     )
-    (found,) = verdicts(CLAIMS, [one, fewer], True)
-    assert found.differences == (2.0, 4.0)
+    (verdict,) = verdicts(CLAIMS, [better, fewer], True)
+    assert verdict.differences == (2.0, 4.0)
     column = Column(name="c", title="C", measure="mbytes")
-    (found,) = verdicts(CLAIMS, [replace(one, column=column), replace(two, column=column)], True)
-    assert found.word == "contradicted"
+    (verdict,) = verdicts(
+        CLAIMS, [replace(better, column=column), replace(worse, column=column)], True
+    )
+    assert verdict.word == "contradicted"
 
 
-def test_what_was_not_tested_is_said(own: Path) -> None:
+def test_untested_claims_are_listed(own: Path) -> None:
     table = CLAIMS.model_copy(update={"claims": ("a > b", "b > a @ c", "a > b @ d", "a > nobody")})
-    found = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 2.0), row="b")], True)
-    assert [(v.claim, v.column) for v in found] == [("a > b", "c"), ("b > a", "c")]
-    assert untested(table, found) == ["a > b @ d", "a > nobody"]
+    tested_claims = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 2.0), row="b")], True)
+    assert [(v.claim, v.column) for v in tested_claims] == [("a > b", "c"), ("b > a", "c")]
+    assert untested(table, tested_claims) == ["a > b @ d", "a > nobody"]
 
 
 def test_settings_of_table_column_row_and_scale(own: Path) -> None:
@@ -215,17 +221,17 @@ def test_settings_of_table_column_row_and_scale(own: Path) -> None:
     assert table.seeds("reduced") == 1
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_implemented() -> None:
     assert implemented("fedavg+dbe(kappa=1)")
     assert not implemented("unheard")
     assert not implemented("fedavg+nothing")
 
 
-def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
+def test_reproduce_a_table_and_resume_it(own: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    shown = works("reproduce", own, "--scale", "reduced", "--out", out).out
-    assert "not yet implemented" in shown
-    assert "no data: tiny-imagenet" in shown
+    output = succeed("reproduce", own, "--scale", "reduced", "--out", out).out
+    assert "not yet implemented" in output
+    assert "no data: tiny-imagenet" in output
     rows = {
         (r["column"], r["row"]): r
         for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))
@@ -238,25 +244,25 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "comity reproduce" in text
     assert "Not put to the test: FedAvg > q-FFL." in text
-    assert "fedavg > unheard: not tested" in shown
+    assert "fedavg > unheard: not tested" in output
     assert "seeds 0" in text
-    made = read(out / "result.json")
-    assert page(made) == text
-    assert not made.stale()
-    assert not made.as_printed
+    reproduction = read(out / "result.json")
+    assert page(reproduction) == text
+    assert not reproduction.stale()
+    assert not reproduction.as_printed
     assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").exists()
     before = (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
     (
         out / "digits" / "solo" / "seed-0" / "summary.json"
-    ).unlink()  # as if it had been stopped at the very end
-    again = works("reproduce", own, "--scale", "reduced", "--out", out).out
+    ).unlink()  # as if it had been killed at its end
+    again = succeed("reproduce", own, "--scale", "reduced", "--out", out).out
     assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
-    assert again.splitlines()[3:8] == shown.splitlines()[3:8]
+    assert again.splitlines()[3:8] == output.splitlines()[3:8]
 
 
-def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -> None:
+def test_pages_are_rewritten_from_saved_results(own: Path, tmp_path: Path) -> None:
     runs, pages = tmp_path / "runs", tmp_path / "pages"
-    works(
+    succeed(
         "reproduce",
         own,
         "--scale",
@@ -271,28 +277,29 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     (pages / "data").mkdir(parents=True)
     (pages / "data" / "intro.txt").write_text("# What came out\n", encoding="utf-8")
     (pages / "data" / "prices.txt").write_text("## What was not afforded\n", encoding="utf-8")
-    works("reproduce", runs, "--table", "--out", pages)
-    (kept,) = (pages / "data").glob("*.json")
-    mine = pages / "own.md"
-    before = {path: path.read_text(encoding="utf-8") for path in (mine, pages / "README.md")}
-    assert before[mine] == (runs / "mine" / "table.md").read_text(encoding="utf-8")
+    succeed("reproduce", runs, "--table", "--out", pages)
+    (saved_result,) = (pages / "data").glob("*.json")
+    table_page = pages / "own.md"
+    before = {path: path.read_text(encoding="utf-8") for path in (table_page, pages / "README.md")}
+    assert before[table_page] == (runs / "mine" / "table.md").read_text(encoding="utf-8")
     assert before[pages / "README.md"].startswith("# What came out\n")
     first, _, rest = before[pages / "README.md"].partition("## All claims of the papers")
-    assert "| ParallelDisplay is better ([" in first
+    assert "| Together is better ([" in first
     assert "| Nobody has heard of it ([" in first
     assert "| not run |" in first
     assert "FedAvg > SOLO" in rest
     assert "FedAvg > SOLO" not in first
     assert rest.rstrip().endswith("## What was not afforded")
-    mine.write_text("stale", encoding="utf-8")
+    table_page.write_text("stale", encoding="utf-8")
     rewrite_pages(pages, None)
     assert {path: path.read_text(encoding="utf-8") for path in before} == before
     own.write_text(
         OWN.replace("rounds = 1", "rounds = 2"), encoding="utf-8"
-    )  # the table's file goes on without its runs
-    assert read(kept).stale() == ["digits, solo", "digits, fedavg"]
-    kept.write_text(
-        kept.read_text(encoding="utf-8").replace('"rounds":1', '"rounds":3'), encoding="utf-8"
+    )  # the table's file changes after its runs
+    assert read(saved_result).stale() == ["digits, solo", "digits, fedavg"]
+    saved_result.write_text(
+        saved_result.read_text(encoding="utf-8").replace('"rounds":1', '"rounds":3'),
+        encoding="utf-8",
     )
     assert "is damaged" in one_sentence(comity("reproduce", "--table", "--out", pages), 1, 2)
 
@@ -301,34 +308,36 @@ PART = ("--scale", "smoke", "--columns", "mean")
 
 
 @pytest.fixture
-def kept(own: Path, tmp_path: Path) -> Path:
-    """Pages of SOLO alone, seeds 0 and 1."""
-    works("reproduce", own, *PART, "--rows", "solo", "--seeds", "0,1", "--out", tmp_path / "first")
+def result_pages(own: Path, tmp_path: Path) -> Path:
+    """Result pages of SOLO only, with seeds 0 and 1."""
+    succeed(
+        "reproduce", own, *PART, "--rows", "solo", "--seeds", "0,1", "--out", tmp_path / "first"
+    )
     (tmp_path / "pages" / "data").mkdir(parents=True)
-    works("reproduce", tmp_path / "first", "--table", "--out", tmp_path / "pages")
+    succeed("reproduce", tmp_path / "first", "--table", "--out", tmp_path / "pages")
     return tmp_path / "pages"
 
 
-def test_parts_are_joined_to_the_whole(own: Path, kept: Path, tmp_path: Path) -> None:
-    """Other seeds, another row and another column: every figure and verdict is that of all in one
-    go.
+def test_joined_parts_equal_the_whole(own: Path, result_pages: Path, tmp_path: Path) -> None:
+    """Parts with other seeds, another row and another column give the figures and verdicts of one
+    reproduction of all.
     """
     whole, parts, both = (
         tmp_path / "whole",
         tmp_path / "parts",
         ("--rows", "solo,fedavg", "--seeds", "0,1,2"),
     )
-    works("reproduce", own, "--scale", "smoke", "--columns", "mean,first", *both, "--out", whole)
-    works("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", parts / "a")
-    works("reproduce", own, *PART, "--rows", "fedavg", "--seeds", "0,1,2", "--out", parts / "b")
-    works("reproduce", own, "--scale", "smoke", "--columns", "first", *both, "--out", parts / "c")
+    succeed("reproduce", own, "--scale", "smoke", "--columns", "mean,first", *both, "--out", whole)
+    succeed("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", parts / "a")
+    succeed("reproduce", own, *PART, "--rows", "fedavg", "--seeds", "0,1,2", "--out", parts / "b")
+    succeed("reproduce", own, "--scale", "smoke", "--columns", "first", *both, "--out", parts / "c")
     seconds = {"a": 1.5, "b": 20.3, "c": 300.1}
-    for name, spent in seconds.items():
+    for name, run_seconds in seconds.items():
         result = parts / name / "result.json"
-        replace(read(result), seconds=spent).write(result)
-    (path,) = (kept / "data").glob("*.json")
+        replace(read(result), seconds=run_seconds).write(result)
+    (path,) = (result_pages / "data").glob("*.json")
     before = read(path).seconds
-    works("reproduce", parts, "--table", "--join", "--out", kept)
+    succeed("reproduce", parts, "--table", "--join", "--out", result_pages)
     together, once = read(path), read(whole / "result.json")
     assert together.command.count(" && ") == 3
     assert together.seeds == [0, 1, 2]
@@ -341,87 +350,88 @@ def test_parts_are_joined_to_the_whole(own: Path, kept: Path, tmp_path: Path) ->
     assert not together.stale()
 
 
-def test_without_join_the_new_takes_the_place_of_the_old(
-    own: Path, kept: Path, tmp_path: Path
+def test_without_join_new_results_replace_the_old(
+    own: Path, result_pages: Path, tmp_path: Path
 ) -> None:
-    works("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", tmp_path / "second")
-    works("reproduce", tmp_path / "second", "--table", "--out", kept)
-    (path,) = (kept / "data").glob("*.json")
+    succeed("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", tmp_path / "second")
+    succeed("reproduce", tmp_path / "second", "--table", "--out", result_pages)
+    (path,) = (result_pages / "data").glob("*.json")
     assert read(path).seeds == [2]
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    (lambda made: replace(made, settings={"digits": {"solo": {"rounds": 7}}}), "solo on digits was run with other settings"),
-    (lambda made: replace(made, scale="reduced"), "Only parts of one table at one scale can be joined"),
+@pytest.mark.parametrize(("change", "expected"), [
+    (lambda reproduction: replace(reproduction, settings={"digits": {"solo": {"rounds": 7}}}), "solo on digits was run with other settings"),
+    (lambda reproduction: replace(reproduction, scale="reduced"), "Only parts of one table at one scale can be joined"),
 ], ids=["settings", "scale"])  # fmt: skip
 def test_parts_that_disagree_are_not_joined(
-    change: Callable[[Reproduction], Reproduction], said: str, kept: Path, tmp_path: Path
+    change: Callable[[Reproduction], Reproduction],
+    expected: str,
+    result_pages: Path,
+    tmp_path: Path,
 ) -> None:
-    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in result_pages.rglob("*") if path.is_file()}
     (tmp_path / "other").mkdir()
     change(read(tmp_path / "first" / "result.json")).write(tmp_path / "other" / "result.json")
-    assert said in one_sentence(
-        comity("reproduce", tmp_path / "other", "--table", "--join", "--out", kept), 1, 2
+    assert expected in one_sentence(
+        comity("reproduce", tmp_path / "other", "--table", "--join", "--out", result_pages), 1, 2
     )
-    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in result_pages.rglob("*") if path.is_file()} == before
 
 
-def test_what_two_parts_have_both_counts_as_it_was_first_and_how_far_apart_they_are_is_said(
-    kept: Path, tmp_path: Path
+def test_figures_of_two_parts_keep_the_first_value_and_report_the_difference(
+    result_pages: Path, tmp_path: Path
 ) -> None:
-    (path,) = (kept / "data").glob("*.json")
+    (path,) = (result_pages / "data").glob("*.json")
     (before,) = read(path).cells
     assert read(path).warning == ""
     (tmp_path / "other").mkdir()
     first = read(tmp_path / "first" / "result.json")
     first.write(tmp_path / "other" / "result.json")
-    unchanged = path.read_bytes()
-    works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
-    assert path.read_bytes() == unchanged, (
-        "what is there already is added, and its time counted, twice"
-    )
+    content_before = path.read_bytes()
+    succeed("reproduce", tmp_path / "other", "--table", "--join", "--out", result_pages)
+    assert path.read_bytes() == content_before, "the same part and its time were added twice"
     replace(first, command="the same elsewhere").write(tmp_path / "other" / "result.json")
-    works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
+    succeed("reproduce", tmp_path / "other", "--table", "--join", "--out", result_pages)
     assert read(path).warning == "Of 2 figures that two parts have both, 2 came out the same."
-    moved = {
+    figures = {
         0: before.figures[0],
         1: replace(before.figures[1], value=before.figures[1].value + 1.25),
         5: before.figures[0],
     }
-    replace(first, cells=[replace(before, figures=moved)]).write(tmp_path / "other" / "result.json")
-    works("reproduce", tmp_path / "first", "--table", "--out", kept)
-    works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
-    made = read(path)
-    assert made.cells[0].figures == {**before.figures, 5: before.figures[0]}
+    replace(first, cells=[replace(before, figures=figures)]).write(
+        tmp_path / "other" / "result.json"
+    )
+    succeed("reproduce", tmp_path / "first", "--table", "--out", result_pages)
+    succeed("reproduce", tmp_path / "other", "--table", "--join", "--out", result_pages)
+    reproduction = read(path)
+    assert reproduction.cells[0].figures == {**before.figures, 5: before.figures[0]}
     assert (
         "Of 2 figures that two parts have both, 1 came out the same, the others at most 1.25 apart"
-        in made.warning
+        in reproduction.warning
     )
-    assert made.warning in (kept / "own.md").read_text(encoding="utf-8")
+    assert reproduction.warning in (result_pages / "own.md").read_text(encoding="utf-8")
 
 
-def test_what_is_measured_against_all_rows_is_not_joined_row_by_row(
-    own: Path, tmp_path: Path
-) -> None:
+def test_measures_over_all_rows_are_not_joined(own: Path, tmp_path: Path) -> None:
     own.write_text(
         OWN.replace('measure = "mean"', 'measure = "rounds_to_lowest"', 1), encoding="utf-8"
     )
     for row in ("solo", "fedavg"):
-        works("reproduce", own, *PART, "--rows", row, "--out", tmp_path / "parts" / row)
+        succeed("reproduce", own, *PART, "--rows", row, "--out", tmp_path / "parts" / row)
     (tmp_path / "pages" / "data").mkdir(parents=True)
-    said = one_sentence(
+    message = one_sentence(
         comity("reproduce", tmp_path / "parts", "--table", "--join", "--out", tmp_path / "pages"),
         1,
         2,
     )
-    assert "Mean is measured against all rows at once" in said
+    assert "Mean is measured against all rows at once" in message
 
 
 def test_a_headline_is_one_of_the_claims(own: Path) -> None:
     own.write_text(
         OWN.replace(
-            '"ParallelDisplay is better"',
-            '"ParallelDisplay is better", "solo > fedavg" = "Alone is"',
+            '"Together is better"',
+            '"Together is better", "solo > fedavg" = "Alone is"',
         ),
         encoding="utf-8",
     )
@@ -431,21 +441,21 @@ def test_a_headline_is_one_of_the_claims(own: Path) -> None:
 
 
 def test_only_some_rows_and_columns(own: Path, tmp_path: Path) -> None:
-    chosen = ("--rows", "solo", "--columns", "mean", "--seeds", "0,1")
-    works("reproduce", own, "--scale", "reduced", *chosen, "--out", tmp_path / "o")
+    options = ("--rows", "solo", "--columns", "mean", "--seeds", "0,1")
+    succeed("reproduce", own, "--scale", "reduced", *options, "--out", tmp_path / "o")
     (row,) = csv.DictReader((tmp_path / "o" / "table.csv").open(encoding="utf-8"))
     assert len(row["seeds"].split()) == 2
 
 
-def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
-    shown = works(
+def test_plan_option_runs_nothing(own: Path, tmp_path: Path) -> None:
+    output = succeed(
         "reproduce", own, "--scale", "full", "--plan", "--columns", "mean", "--out", tmp_path / "o"
     ).out
-    assert "in total about" in shown
+    assert "in total about" in output
     assert not (tmp_path / "o").exists()
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
+@pytest.mark.parametrize(("arguments", "expected"), [
     ([], "Name an experiment, as in dbe/table5: 'comity list experiments' lists them all."),
     (["nowhere", "--table", "--out", "docs/results"], "There is no folder nowhere"),
     (["OWN", "--join"], "--join needs --table"),
@@ -456,11 +466,11 @@ def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
     (["OWN", "--columns", "mea"], "There is no column called 'mea'. Did you mean 'mean'?"),
     (["OWN", "--columns", "far"], "Nothing of OWN can be run here: no data: tiny-imagenet."),
 ])  # fmt: skip
-def test_refusals(own: Path, arguments: list[str], said: str) -> None:
-    got = one_sentence(
+def test_invalid_arguments_are_refused(own: Path, arguments: list[str], expected: str) -> None:
+    message = one_sentence(
         comity("reproduce", *[str(own) if a == "OWN" else a for a in arguments]), 1, 2
     )
-    assert said.replace("OWN", str(own)) in got
+    assert expected.replace("OWN", str(own)) in message
 
 
 def test_a_broken_table_is_refused(own: Path) -> None:
@@ -469,12 +479,12 @@ def test_a_broken_table_is_refused(own: Path) -> None:
         papers.table(str(own))
 
 
-def test_an_unknown_measure_is_said(own: Path, tmp_path: Path) -> None:
+def test_unknown_measure_is_reported(own: Path, tmp_path: Path) -> None:
     own.write_text(OWN.replace('measure = "party:p0"', 'measure = "beauty"'), encoding="utf-8")
-    shown = works(
+    output = succeed(
         "reproduce", own, "--scale", "smoke", "--rows", "solo", "--out", tmp_path / "o"
     ).out
-    assert "beauty cannot be measured yet." in shown
+    assert "beauty cannot be measured yet." in output
 
 
 @pytest.mark.parametrize(
@@ -483,14 +493,14 @@ def test_an_unknown_measure_is_said(own: Path, tmp_path: Path) -> None:
 def test_smoke(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One table of each paper, in its smallest form, on the embedded data."""
     monkeypatch.delenv("COMITY_DATA", raising=False)
-    works("reproduce", name, "--scale", "smoke", "--out", tmp_path / "o")
+    succeed("reproduce", name, "--scale", "smoke", "--out", tmp_path / "o")
     rows = list(csv.DictReader((tmp_path / "o" / "table.csv").open(encoding="utf-8")))
-    measured = [r for r in rows if r["measured"]]
-    assert measured
+    measured_rows = [r for r in rows if r["measured"]]
+    assert measured_rows
     assert all(r["note"] == reproduce.ABSENT for r in rows if not r["measured"])
 
 
-def test_figures_are_the_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_experiment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMITY_DATA", raising=False)
     with pytest.raises(UsageError, match="no experiment"):
         papers.table("nothing/table1")

@@ -1,5 +1,5 @@
-"""A stranger's folder runs no code: what it names runs only where this user's Comity made the
-folder, or after `--trust`.
+"""Code that a run's folder names is executed only if this user's Comity made the folder, or with
+`--trust`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import Ended, comity, complaint, one_sentence, summary, works
+from harness import CommandResult, comity, complaint, one_sentence, succeed, summary
 
 import comity as api
 from comity.checksums import with_crc, without_crc
@@ -74,7 +74,7 @@ def partition(y, parties, rng, share: float = 1.0): return [range(k, len(y), par
 
 @pytest.fixture(autouse=True)
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody who has never used Comity before, and has no patience with maps of representations."""
+    """A new user, and reports without maps of representations."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
     monkeypatch.setattr("comity.reporting.PATIENCE", -1.0)
 
@@ -85,9 +85,9 @@ def become_somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of what Comity has itself."""
+    """A finished run that names no code."""
     folder = tmp_path_factory.mktemp("honest") / "run"
-    works("run", "fedavg", *SMALL, "--out", folder)
+    succeed("run", "fedavg", *SMALL, "--out", folder)
     return folder
 
 
@@ -106,251 +106,281 @@ SETTINGS: list[Setting] = [
 
 
 @pytest.fixture
-def gift(honest: Path, tmp_path: Path) -> Path:
-    """A run's folder that somebody else made; nothing in it names code yet."""
+def foreign_run(honest: Path, tmp_path: Path) -> Path:
+    """A run's folder of somebody else; it names no code yet."""
     return Path(shutil.copytree(honest, tmp_path / "gift"))
 
 
-def poisoned(gift: Path, setting: Setting = SETTINGS[4]) -> Path:
-    """A file that a gift's settings name, which leaves `ran` where it was run. A stranger can write
-    all that takes no secret.
+def poison(foreign_run: Path, setting: Setting = SETTINGS[4]) -> Path:
+    """Make a foreign run's settings name a file, which writes `ran` when it is executed. Returns
+    the file. Everything that needs no secret is consistent.
     """
-    evil = gift / f"evil_{len(list(gift.parent.glob('*')))}_{gift.parent.name.replace('-', '_')}.py"
-    evil.write_text(EVIL.format(marker=str(gift.parent / "ran")), encoding="utf-8")
-    begin, line = setting
-    named = line.format(evil=evil)
-    lines = (gift / "config.toml").read_text(encoding="utf-8").splitlines()
-    kept = [named if begin and one.startswith(begin) else one for one in lines]
-    text = "\n".join(kept + ([] if begin else ["", named])) + "\n"
-    (gift / "config.toml").write_text(text, encoding="utf-8")
-    told = json.loads((gift / "env.json").read_text(encoding="utf-8"))
-    (gift / "env.json").write_text(
-        json.dumps(with_crc(without_crc(told) | {"config": digest(text)})), encoding="utf-8"
+    evil = (
+        foreign_run
+        / f"evil_{len(list(foreign_run.parent.glob('*')))}_{foreign_run.parent.name.replace('-', '_')}.py"
     )
-    (gift / MARK).write_text(
+    evil.write_text(EVIL.format(marker=str(foreign_run.parent / "ran")), encoding="utf-8")
+    begin, line = setting
+    new_line = line.format(evil=evil)
+    lines = (foreign_run / "config.toml").read_text(encoding="utf-8").splitlines()
+    new_lines = [
+        new_line if begin and old_line.startswith(begin) else old_line for old_line in lines
+    ]
+    text = "\n".join(new_lines + ([] if begin else ["", new_line])) + "\n"
+    (foreign_run / "config.toml").write_text(text, encoding="utf-8")
+    content = json.loads((foreign_run / "env.json").read_text(encoding="utf-8"))
+    (foreign_run / "env.json").write_text(
+        json.dumps(with_crc(without_crc(content) | {"config": digest(text)})), encoding="utf-8"
+    )
+    (foreign_run / MARK).write_text(
         json.dumps({"files": {str(evil): "0" * 64}, "code": "0" * 64}), encoding="utf-8"
     )
     return evil
 
 
-def opened(folder: Path, *more: str) -> Ended:
-    """`comity export` of a run, the quickest command that opens one."""
+def export_run(folder: Path, *more: str) -> CommandResult:
+    """Run `comity export`, the quickest command that opens a run."""
     shutil.rmtree(folder / "exported", ignore_errors=True)
     return comity("export", folder, "--party", "p1", *more)
 
 
-def has_run(gift: Path) -> bool:
-    return (gift.parent / "ran").exists()
+def has_run(foreign_run: Path) -> bool:
+    return (foreign_run.parent / "ran").exists()
 
 
-def unfinished(gift: Path) -> None:
-    (gift / "summary.json").unlink()
+def remove_summary(foreign_run: Path) -> None:
+    (foreign_run / "summary.json").unlink()
 
 
 pytestmark = pytest.mark.usefixtures("without_onnx")
 QUICK = mdl.Settings(points=2, seeds=1, steps=2)
 CALLS: dict[str, Callable[[Path, bool], object]] = {
-    "study": lambda gift, trust: study(gift, samples=24, mdl=None, trust=trust),
-    "description_length": lambda gift, trust: description_length(
-        gift, "fc", 24, settings=QUICK, trust=trust
+    "study": lambda foreign_run, trust: study(foreign_run, samples=24, mdl=None, trust=trust),
+    "description_length": lambda foreign_run, trust: description_length(
+        foreign_run, "fc", 24, settings=QUICK, trust=trust
     ),
-    "representations": lambda gift, trust: representations(gift, samples=24, trust=trust),
+    "representations": lambda foreign_run, trust: representations(
+        foreign_run, samples=24, trust=trust
+    ),
 }
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_every_setting_that_can_name_code(setting: Setting, gift: Path) -> None:
-    evil = poisoned(gift, setting)
-    said = one_sentence(opened(gift), 2)
-    assert str(evil) in said
-    assert "--trust" in said
-    assert not has_run(gift)
+def test_settings_that_name_code_are_refused(setting: Setting, foreign_run: Path) -> None:
+    evil = poison(foreign_run, setting)
+    message = one_sentence(export_run(foreign_run), 2)
+    assert str(evil) in message
+    assert "--trust" in message
+    assert not has_run(foreign_run)
 
 
 @pytest.mark.parametrize(
     "command", [("measure", "--samples", "24"), ("export", "--party", "p1"), ("resume",)]
 )
-def test_commands(command: tuple[str, ...], gift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_refuse_foreign_code_without_trust(
+    command: tuple[str, ...], foreign_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(mdl, "CHEAP", QUICK)
-    evil = poisoned(gift)
+    evil = poison(foreign_run)
     if command[0] == "resume":
-        unfinished(gift)
-    said = one_sentence(comity(command[0], gift, *command[1:]), 2)
-    assert str(evil) in said
-    assert not has_run(gift)
-    works(command[0], gift, *command[1:], "--trust")
-    assert has_run(gift)
+        remove_summary(foreign_run)
+    message = one_sentence(comity(command[0], foreign_run, *command[1:]), 2)
+    assert str(evil) in message
+    assert not has_run(foreign_run)
+    succeed(command[0], foreign_run, *command[1:], "--trust")
+    assert has_run(foreign_run)
 
 
 @pytest.mark.parametrize(
     "command", [("run", "--out", "new"), ("tune", "--grid", "lr=0.1", "--out", "new"), ("plan",)]
 )
-def test_the_settings_of_a_strangers_run(
-    command: tuple[str, ...], gift: Path, here: Path, mine: Path
+def test_config_of_a_foreign_run_is_refused_without_trust(
+    command: tuple[str, ...], foreign_run: Path, here: Path, own_file: Path
 ) -> None:
-    """They are what a page tells to type for the same outcome; one's own file of settings names
-    what it likes.
-    """
-    evil = poisoned(gift)
-    assert str(evil) in one_sentence(comity(command[0], gift / "config.toml", *command[1:]), 2)
-    assert not has_run(gift)
-    works(command[0], gift / "config.toml", *command[1:], "--trust")
-    assert has_run(gift)
-    Path("mine.toml").write_text(
-        f'model = "{mine}"\nrounds = 1\npartition = "iid|keep(samples=40)"', encoding="utf-8"
+    """Reports print a command with config.toml; a user's own file of settings may name code."""
+    evil = poison(foreign_run)
+    assert str(evil) in one_sentence(
+        comity(command[0], foreign_run / "config.toml", *command[1:]), 2
     )
-    works("run", "mine.toml", "--out", "first")
-    works("run", "first/config.toml", "--out", "second")
+    assert not has_run(foreign_run)
+    succeed(command[0], foreign_run / "config.toml", *command[1:], "--trust")
+    assert has_run(foreign_run)
+    Path("mine.toml").write_text(
+        f'model = "{own_file}"\nrounds = 1\npartition = "iid|keep(samples=40)"', encoding="utf-8"
+    )
+    succeed("run", "mine.toml", "--out", "first")
+    succeed("run", "first/config.toml", "--out", "second")
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_python(name: str, gift: Path) -> None:
-    poisoned(gift)
+def test_python_functions_refuse_foreign_code_without_trust(name: str, foreign_run: Path) -> None:
+    poison(foreign_run)
     with pytest.raises(UsageError, match="trust=True"):
-        CALLS[name](gift, False)
-    assert not has_run(gift)
-    CALLS[name](gift, True)
-    assert has_run(gift)
+        CALLS[name](foreign_run, False)
+    assert not has_run(foreign_run)
+    CALLS[name](foreign_run, True)
+    assert has_run(foreign_run)
 
 
-def test_a_page_shows_what_needs_no_code(gift: Path) -> None:
-    evil = poisoned(gift)
-    ended = works("report", gift)
-    (said,) = [line for line in ended.out.splitlines() if line.startswith("Warning: ")]
-    assert "left out" in said
-    assert str(evil) in said
-    assert "--trust" in said
-    assert not has_run(gift)
-    page = (gift / "report.html").read_text(encoding="utf-8")
-    for shown in ("Bytes by round", "How much each party has", "Bytes by party"):
-        assert shown in page
+def test_report_leaves_out_what_needs_foreign_code(foreign_run: Path) -> None:
+    evil = poison(foreign_run)
+    result = succeed("report", foreign_run)
+    (warning,) = [line for line in result.out.splitlines() if line.startswith("Warning: ")]
+    assert "left out" in warning
+    assert str(evil) in warning
+    assert "--trust" in warning
+    assert not has_run(foreign_run)
+    page = (foreign_run / "report.html").read_text(encoding="utf-8")
+    for heading in ("Bytes by round", "How much each party has", "Bytes by party"):
+        assert heading in page
     assert "Who holds which classes" not in page
-    assert works("report", gift, "--quick").out.count("Warning") == 0, "nothing is left out of it"
-    assert works("report", gift, "--table", "markdown").out
-    assert not has_run(gift)
-    assert "Warning" not in works("report", gift, "--trust").out
-    assert has_run(gift)
-    assert "Who holds which classes" in (gift / "report.html").read_text(encoding="utf-8")
+    assert succeed("report", foreign_run, "--quick").out.count("Warning") == 0, (
+        "it warns although nothing is left out"
+    )
+    assert succeed("report", foreign_run, "--table", "markdown").out
+    assert not has_run(foreign_run)
+    assert "Warning" not in succeed("report", foreign_run, "--trust").out
+    assert has_run(foreign_run)
+    assert "Who holds which classes" in (foreign_run / "report.html").read_text(encoding="utf-8")
 
 
-def test_looking_on_runs_nothing(gift: Path) -> None:
-    poisoned(gift)
-    works("watch", gift, "--once")
-    works("watch", gift.parent, "--once")
-    works("list", "algorithms")
-    assert not has_run(gift)
+def test_watch_and_list_run_no_foreign_code(foreign_run: Path) -> None:
+    poison(foreign_run)
+    succeed("watch", foreign_run, "--once")
+    succeed("watch", foreign_run.parent, "--once")
+    succeed("list", "algorithms")
+    assert not has_run(foreign_run)
 
 
-def test_a_comparison_beside_a_strangers_runs(gift: Path, tmp_path: Path) -> None:
-    """Neither going on in the folder nor the page at the end runs what a run there names."""
-    evil = poisoned(gift)
+def test_comparison_beside_a_foreign_run_runs_no_foreign_code(
+    foreign_run: Path, tmp_path: Path
+) -> None:
+    """Neither the comparison nor its report executes code that another run in the folder names."""
+    evil = poison(foreign_run)
     (tmp_path / "out" / "fedprox").mkdir(parents=True)
-    shutil.move(gift, tmp_path / "out" / "fedprox" / "seed-0")
-    said = complaint(comity("compare", "fedprox", *SMALL, "--out", tmp_path / "out"), 2)
-    assert "other settings" in said
-    ended = works("compare", "fedavg", *SMALL, "--out", tmp_path / "out", "--report")
-    assert str(evil) in ended.out
+    shutil.move(foreign_run, tmp_path / "out" / "fedprox" / "seed-0")
+    message = complaint(comity("compare", "fedprox", *SMALL, "--out", tmp_path / "out"), 2)
+    assert "other settings" in message
+    result = succeed("compare", "fedavg", *SMALL, "--out", tmp_path / "out", "--report")
+    assert str(evil) in result.out
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """The user's own file; each test has one of another name, as a process imports a file once."""
+def own_file(tmp_path: Path) -> Path:
+    """The user's own file; its name differs by test, as a process imports a file once."""
     path = tmp_path / f"mine_{tmp_path.name.replace('-', '_')}.py"
     path.write_text(EVIL.format(marker=str(tmp_path / "ran")), encoding="utf-8")
     return path
 
 
-def test_ones_own_run_needs_no_flag(mine: Path, tmp_path: Path) -> None:
+def test_own_run_needs_no_trust(own_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    works("run", mine, "--model", mine, *SMALL[:4], *SMALL[6:], "--data", mine, "--out", out)
-    unfinished(out)
-    works("resume", out)
-    assert opened(out).code == 0
-    assert "Warning" not in works("report", out).out.replace("There is no SOLO", "")
+    succeed(
+        "run",
+        own_file,
+        "--model",
+        own_file,
+        *SMALL[:4],
+        *SMALL[6:],
+        "--data",
+        own_file,
+        "--out",
+        out,
+    )
+    remove_summary(out)
+    succeed("resume", out)
+    assert export_run(out).code == 0
+    assert "Warning" not in succeed("report", out).out.replace("There is no SOLO", "")
     assert load(out / "exported" / "p1").predict(np.zeros((1, 1, 8, 8)))
-    # A copy is as good: what the mark vouches for is what it says, not where it lies.
+    # The mark is valid for a copy, too: it does not depend on the path.
     shutil.copytree(out, tmp_path / "copy")
-    assert opened(tmp_path / "copy").code == 0
+    assert export_run(tmp_path / "copy").code == 0
 
 
-def test_the_runs_of_studies_are_ones_own(mine: Path, tmp_path: Path) -> None:
-    works("compare", mine, *SMALL, "--leave-one-out", "--leave-out", "p0", "--out", tmp_path / "c")
-    works("tune", mine, "--grid", "lr=0.1,0.2", *SMALL, "--out", tmp_path / "t")
-    found = [
+def test_runs_of_studies_are_marked_as_own(own_file: Path, tmp_path: Path) -> None:
+    succeed(
+        "compare", own_file, *SMALL, "--leave-one-out", "--leave-out", "p0", "--out", tmp_path / "c"
+    )
+    succeed("tune", own_file, "--grid", "lr=0.1,0.2", *SMALL, "--out", tmp_path / "t")
+    run_folders = [
         path.parent
         for path in tmp_path.rglob("config.toml")
-        if str(mine) in path.read_text(encoding="utf-8")
+        if str(own_file) in path.read_text(encoding="utf-8")
     ]
-    assert len(found) >= 4
-    assert all((folder / MARK).is_file() for folder in found)
-    assert opened(found[0]).code == 0
+    assert len(run_folders) >= 4
+    assert all((folder / MARK).is_file() for folder in run_folders)
+    assert export_run(run_folders[0]).code == 0
     assert not list((tmp_path / "c" / "solo").rglob(MARK)), "there is nothing to trust"
 
 
-def test_somebody_elses_run(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    works("run", mine, *SMALL, "--out", tmp_path / "out")
+def test_run_of_another_user_needs_trust(
+    own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed("run", own_file, *SMALL, "--out", tmp_path / "out")
     become_somebody_else(monkeypatch, tmp_path)
-    said = one_sentence(opened(tmp_path / "out"), 2)
-    assert str(mine) in said
-    assert opened(tmp_path / "out", "--trust").code == 0
+    message = one_sentence(export_run(tmp_path / "out"), 2)
+    assert str(own_file) in message
+    assert export_run(tmp_path / "out", "--trust").code == 0
 
 
 @pytest.mark.parametrize("what", ["settings", "files", "code", "no JSON", "a list", "nothing"])
-def test_a_mark_that_was_tampered_with(what: str, mine: Path, gift: Path, tmp_path: Path) -> None:
-    """One's own mark vouches for nothing else."""
-    works("run", mine, *SMALL, "--out", tmp_path / "out")
+def test_forged_mark_is_refused(
+    what: str, own_file: Path, foreign_run: Path, tmp_path: Path
+) -> None:
+    """The mark of one run is not valid for another."""
+    succeed("run", own_file, *SMALL, "--out", tmp_path / "out")
     own = json.loads((tmp_path / "out" / MARK).read_text(encoding="utf-8"))
     (tmp_path / "ran").unlink()
-    evil = poisoned(gift)
-    forged = {
+    evil = poison(foreign_run)
+    forged_mark = {
         "settings": json.dumps(own),
-        "files": json.dumps(own | {"files": {str(evil): own["files"][str(mine)]}}),
+        "files": json.dumps(own | {"files": {str(evil): own["files"][str(own_file)]}}),
         "code": json.dumps({"files": own["files"], "code": None}),
         "no JSON": "{",
         "a list": "[]",
         "nothing": "",
     }[what]
-    (gift / MARK).write_text(forged, encoding="utf-8")
-    assert str(evil) in one_sentence(opened(gift), 2)
-    assert not has_run(gift)
+    (foreign_run / MARK).write_text(forged_mark, encoding="utf-8")
+    assert str(evil) in one_sentence(export_run(foreign_run), 2)
+    assert not has_run(foreign_run)
 
 
-def forget(mine: Path) -> None:
-    """A process imports a file once: be as one that has not."""
-    del sys.modules[f"comity_user.{mine.stem}"]
+def forget(own_file: Path) -> None:
+    """Let this process import the file again."""
+    del sys.modules[f"comity_user.{own_file.stem}"]
 
 
-def test_code_that_has_changed(mine: Path, tmp_path: Path) -> None:
-    """Neither resumed nor compared without a word; and with one, the run says so for ever."""
-    out = tmp_path / "out" / mine.stem / "seed-0"
-    works("run", mine, *SMALL, "--out", out)
-    unfinished(out)
-    forget(mine)
-    mine.write_text(mine.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
-    said = one_sentence(comity("resume", out), 2)
-    assert f"{mine} has changed since" in said
-    assert "--trust" in said
-    said = complaint(comity("compare", mine, *SMALL, "--out", tmp_path / "out"), 2)
-    assert f"{mine} has changed since" in said
+def test_changed_code_is_refused_without_trust(own_file: Path, tmp_path: Path) -> None:
+    """Resume and compare are refused; with --trust the run keeps a warning."""
+    out = tmp_path / "out" / own_file.stem / "seed-0"
+    succeed("run", own_file, *SMALL, "--out", out)
+    remove_summary(out)
+    forget(own_file)
+    own_file.write_text(own_file.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
+    message = one_sentence(comity("resume", out), 2)
+    assert f"{own_file} has changed since" in message
+    assert "--trust" in message
+    message = complaint(comity("compare", own_file, *SMALL, "--out", tmp_path / "out"), 2)
+    assert f"{own_file} has changed since" in message
     with pytest.raises(UsageError, match="has changed since"):
-        api.run(str(mine), out=out, resume=True, **HOW)
-    ended = works("resume", out, "--trust")
-    assert f"{mine} has changed since" in ended.out
+        api.run(str(own_file), out=out, resume=True, **HOW)
+    result = succeed("resume", out, "--trust")
+    assert f"{own_file} has changed since" in result.out
     assert any("has changed since" in warning for warning in warning_texts(summary(out), "during"))
 
 
-def test_going_on_from_python_with_what_one_names(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_file_named_in_a_python_call_is_trusted(
+    own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever names the file in the call has said that it may run, in whosever folder."""
-    api.run(str(mine), out=tmp_path / "out", **HOW)
+    """A file that the call names is trusted in any folder."""
+    api.run(str(own_file), out=tmp_path / "out", **HOW)
     become_somebody_else(monkeypatch, tmp_path)
-    unfinished(tmp_path / "out")
-    api.run(str(mine), out=tmp_path / "out", resume=True, **HOW)
+    remove_summary(tmp_path / "out")
+    api.run(str(own_file), out=tmp_path / "out", resume=True, **HOW)
 
 
-def predicted(script: Path, *args: object) -> Ended:
+def run_predict(script: Path, *args: object) -> CommandResult:
     """`python predict.py ARGS`, inside this process."""
     out = io.StringIO()
     before, sys.argv = sys.argv, [str(script), *map(str, args)]
@@ -360,47 +390,49 @@ def predicted(script: Path, *args: object) -> Ended:
             sys.path.insert(0, str(script.parent))
             runpy.run_path(str(script), run_name="__main__")
     except SystemExit as end:
-        return Ended(1, out.getvalue(), str(end.code))
+        return CommandResult(1, out.getvalue(), str(end.code))
     finally:
         sys.argv = before
         sys.path.remove(str(script.parent))
-    return Ended(0, out.getvalue(), "")
+    return CommandResult(0, out.getvalue(), "")
 
 
-def test_exported_models(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    works("run", "fedavg", "--model", mine, *SMALL[:4], *SMALL[6:], "--out", tmp_path / "out")
-    works("export", tmp_path / "out", "--party", "p1", "--out", tmp_path / "gift")
+def test_exported_model_with_foreign_code(
+    own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    succeed("run", "fedavg", "--model", own_file, *SMALL[:4], *SMALL[6:], "--out", tmp_path / "out")
+    succeed("export", tmp_path / "out", "--party", "p1", "--out", tmp_path / "gift")
     np.save(tmp_path / "x.npy", np.zeros((2, 1, 8, 8)))
     script, samples = tmp_path / "gift" / "predict.py", tmp_path / "x.npy"
-    ours = predicted(script, samples)
+    ours = run_predict(script, samples)
     assert ours.out.count("\n") == 3
     become_somebody_else(monkeypatch, tmp_path)
-    forget(mine)
+    forget(own_file)
     (tmp_path / "ran").unlink()
-    with pytest.raises(UsageError, match="trust=True") as refused:
+    with pytest.raises(UsageError, match="trust=True") as error:
         load(tmp_path / "gift")
-    assert str(mine) in str(refused.value)
-    assert predicted(script, samples) == ours, (
-        "the script needs nobody's code: the network lies beside it"
+    assert str(own_file) in str(error.value)
+    assert run_predict(script, samples) == ours, (
+        "the script needs the user's file, although the network is beside it"
     )
     assert not (tmp_path / "ran").exists()
     assert len(load(tmp_path / "gift", trust=True).predict(np.zeros((1, 1, 8, 8)))) == 1
     assert (tmp_path / "ran").exists()
 
 
-def test_the_secret_is_the_users(mine: Path, tmp_path: Path) -> None:
-    works("run", mine, *SMALL, "--out", tmp_path / "out")
-    (kept,) = state_folder().iterdir()
-    assert kept.stat().st_mode & 0o777 == stat.S_IRUSR | stat.S_IWUSR
-    assert len(kept.read_bytes()) == 32
-    assert kept.read_bytes().hex() not in (tmp_path / "out" / MARK).read_text(encoding="utf-8")
+def test_secret_is_readable_by_its_user_only(own_file: Path, tmp_path: Path) -> None:
+    succeed("run", own_file, *SMALL, "--out", tmp_path / "out")
+    (secret,) = state_folder().iterdir()
+    assert secret.stat().st_mode & 0o777 == stat.S_IRUSR | stat.S_IWUSR
+    assert len(secret.read_bytes()) == 32
+    assert secret.read_bytes().hex() not in (tmp_path / "out" / MARK).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("how", ["a file in its place", "damaged", "no home"])
-def test_where_no_secret_can_be_kept(
-    how: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_secret_own_runs_need_trust(
+    how: str, own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs are made all the same; opening them takes the flag, and the sentence says why."""
+    """Runs start; opening them needs --trust, and the message says why."""
     if how == "a file in its place":
         (tmp_path / "user").write_text("", encoding="utf-8")
     elif how == "damaged":
@@ -409,34 +441,34 @@ def test_where_no_secret_can_be_kept(
     else:
         monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
         monkeypatch.setenv("HOME", "/dev/null")
-    works("run", mine, *SMALL, "--out", tmp_path / "out")
-    unfinished(tmp_path / "out")
-    said = one_sentence(comity("resume", tmp_path / "out"), 2)
-    assert str(mine) in said
-    assert str(state_folder()) in said
-    works("resume", tmp_path / "out", "--trust")
+    succeed("run", own_file, *SMALL, "--out", tmp_path / "out")
+    remove_summary(tmp_path / "out")
+    message = one_sentence(comity("resume", tmp_path / "out"), 2)
+    assert str(own_file) in message
+    assert str(state_folder()) in message
+    succeed("resume", tmp_path / "out", "--trust")
 
 
-def test_runs_that_begin_together_have_one_secret() -> None:
+def test_concurrent_runs_share_one_secret() -> None:
     with ThreadPoolExecutor(16) as threads:
         assert len(set(threads.map(lambda _: _secret(), range(64)))) == 1
     assert len(list(state_folder().iterdir())) == 1
 
 
-def test_a_compiled_file_is_not_what_runs(gift: Path) -> None:
-    """A .pyc beside a harmless file, with its time and size, would be what Python imports."""
-    evil = poisoned(gift)
-    escape_terminal = evil.read_text(encoding="utf-8").replace("ran", "new")
+def test_compiled_file_is_not_executed(foreign_run: Path) -> None:
+    """Python would import a .pyc with the time and size of the source file."""
+    evil = poison(foreign_run)
+    harmless_source = evil.read_text(encoding="utf-8").replace("ran", "new")
     time = evil.stat().st_mtime_ns
     py_compile.compile(str(evil), cfile=importlib.util.cache_from_source(str(evil)))
-    evil.write_text(escape_terminal, encoding="utf-8")
+    evil.write_text(harmless_source, encoding="utf-8")
     os.utime(evil, ns=(time, time))
-    assert opened(gift, "--trust").code == 0
-    assert not has_run(gift)
+    assert export_run(foreign_run, "--trust").code == 0
+    assert not has_run(foreign_run)
 
 
-def test_who_may_run_users_files() -> None:
-    """Whatever imports a user's file finds it by a name that `trust.code_of` knows."""
+def test_modules_that_import_users_files() -> None:
+    """`trust.code_of` must know every setting by which these modules import users' files."""
     source = Path(api.__file__).parent
     users = {
         str(p.relative_to(source))
@@ -455,25 +487,25 @@ def test_who_may_run_users_files() -> None:
         "runs/run_metric.py",
         "runs/trust.py",
         "models/__init__.py",
-        "names.py",  # which only looks at names
+        "names.py",  # only looks at names
         "track/__init__.py",
-        "deploy/policy.py",  # to refuse them
+        "deploy/policy.py",  # refuses them
     }
     assert is_code("./mine.py")
     assert not is_code("mlp2(width=8)")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_file_that_changes_while_a_process_uses_it(mine: Path, tmp_path: Path) -> None:
-    """It is imported once, so that all runs of a comparison are of one code; and whoever edits it
-    hears that.
+def test_file_changed_while_in_use_is_warned_of(own_file: Path, tmp_path: Path) -> None:
+    """It is imported once, so that all runs of a comparison use one version; a change is warned
+    of.
     """
-    api.run(str(mine), **HOW)
-    mine.write_text(mine.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
+    api.run(str(own_file), **HOW)
+    own_file.write_text(own_file.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
     with pytest.warns(UserWarning, match="the earlier version is used"):
-        api.run(str(mine), out=tmp_path / "out", **HOW)
-    assert opened(tmp_path / "out").code == 0
-    forget(mine)
-    assert "has changed since" in one_sentence(opened(tmp_path / "out"), 2), (
-        "the mark is of what ran"
+        api.run(str(own_file), out=tmp_path / "out", **HOW)
+    assert export_run(tmp_path / "out").code == 0
+    forget(own_file)
+    assert "has changed since" in one_sentence(export_run(tmp_path / "out"), 2), (
+        "the mark is not that of the executed version"
     )

@@ -1,4 +1,4 @@
-"""comity --version."""
+"""`comity --version`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from importlib.metadata import version
 
 import pytest
-from harness import process, works
+from harness import process, succeed
 
 pytestmark = pytest.mark.quick
 
 
-def test_it_says_the_version_and_in_a_checkout_the_commit() -> None:
-    said = works("--version").out
+def test_version_and_commit() -> None:
+    output = succeed("--version").out
     assert re.fullmatch(
-        rf"comity {re.escape(version('comity'))}( \(commit [0-9a-f]{{7,}}(-dirty)?\))?\n", said
+        rf"comity {re.escape(version('comity'))}( \(commit [0-9a-f]{{7,}}(-dirty)?\))?\n", output
     )
 
 
-def test_as_a_process_of_its_own() -> None:
-    ended = process("--version")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.out == works("--version").out
+def test_version_of_a_real_process() -> None:
+    result = process("--version")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == succeed("--version").out

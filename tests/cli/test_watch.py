@@ -1,6 +1,4 @@
-"""comity watch: what it shows is what the files say, whatever state they are in; runs do not notice
-that they are watched.
-"""
+"""`comity watch` shows the content of a run's files in any state, and does not affect the run."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ from harness import (
     on_terminal,
     one_sentence,
     rows,
+    succeed,
     summary,
-    works,
 )
 from rich.console import Console
 
@@ -54,68 +52,71 @@ LONG = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watched") / "run"
-    works("run", "fedavg", *SMALL, "--rounds", "4", "--eval-every", "2", "--out", folder)
+    succeed("run", "fedavg", *SMALL, "--rounds", "4", "--eval-every", "2", "--out", folder)
     return folder
 
 
 def until(true: object, seconds: float = 30) -> None:
-    """Wait until it is true."""
+    """Wait until `true()` is true."""
     assert callable(true)
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it never was"
+        assert time.monotonic() < end, f"still false after {seconds} s"
         time.sleep(0.01)
 
 
-def followed(folder: Path) -> RunMonitor:
-    made = RunMonitor(folder)
-    made.update()
-    return made
+def updated_monitor(folder: Path) -> RunMonitor:
+    monitor = RunMonitor(folder)
+    monitor.update()
+    return monitor
 
 
 # --- A finished run ---------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_run(run: Path) -> None:
-    ended = works("watch", run)
-    got, shown = summary(run), ended.out
-    accuracy, timing = got["accuracy"], rows(run / "timing.csv")
-    assert shown.startswith("fedavg on digits, iid, 3 parties, seed 0\nfinished: 4 rounds in ")
-    assert f"accuracy {accuracy['mean']:.1%} after round 4" in shown
+    result = succeed("watch", run)
+    run_summary, output = summary(run), result.out
+    accuracy, timing = run_summary["accuracy"], rows(run / "timing.csv")
+    assert output.startswith("fedavg on digits, iid, 3 parties, seed 0\nfinished: 4 rounds in ")
+    assert f"accuracy {accuracy['mean']:.1%} after round 4" in output
     assert (
         f"the highest was {accuracy['best_on_test']['mean']:.1%} after round"
-        f" {accuracy['best_on_test']['round']}" in shown
+        f" {accuracy['best_on_test']['round']}" in output
     )
     low, high = accuracy["worst_party"], accuracy["best_party"]
     assert (
         f"worst party {low} {accuracy['per_party'][low]:.1%}, best party {high}"
-        f" {accuracy['per_party'][high]:.1%}" in shown
+        f" {accuracy['per_party'][high]:.1%}" in output
     )
-    assert f"up {size(got['bytes']['up'])}, down {size(got['bytes']['down'])}, peer 0 B" in shown
-    assert f"peak memory {size(max(int(row['memory']) for row in timing))}" in shown
-    assert "mean accuracy" in shown
-    assert shown == works("watch", run, "--once").out
-    assert ended.err == ""
+    assert (
+        f"up {size(run_summary['bytes']['up'])}, down {size(run_summary['bytes']['down'])}, peer 0 B"
+        in output
+    )
+    assert f"peak memory {size(max(int(row['memory']) for row in timing))}" in output
+    assert "mean accuracy" in output
+    assert output == succeed("watch", run, "--once").out
+    assert result.err == ""
 
 
 def test_all_figures_of_a_run(run: Path) -> None:
-    found, got = followed(run), summary(run)
+    monitor, run_summary = updated_monitor(run), summary(run)
     test = [
         row
         for row in rows(run / "metrics.csv")
         if (row["split"], row["metric"]) == ("test", "accuracy")
     ]
-    assert found.curve == pytest.approx(
+    assert monitor.curve == pytest.approx(
         {
             t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3
             for t in (0, 2, 4)
         }
     )
-    assert found.party_figures == got["accuracy"]["per_party"]
-    assert {kind: found.bytes[kind] for kind in ("up", "down", "peer", "setup", "eval")} == {
-        kind: n for kind, n in got["bytes"].items() if kind != "total"
+    assert monitor.party_figures == run_summary["accuracy"]["per_party"]
+    assert {kind: monitor.bytes[kind] for kind in ("up", "down", "peer", "setup", "eval")} == {
+        kind: n for kind, n in run_summary["bytes"].items() if kind != "total"
     }
-    assert (found.state, found.last_round, found.rounds, found.seconds_left) == (
+    assert (monitor.state, monitor.last_round, monitor.rounds, monitor.seconds_left) == (
         "finished",
         4,
         4,
@@ -125,32 +126,32 @@ def test_all_figures_of_a_run(run: Path) -> None:
         sum(float(row[c]) for c in ("train", "evaluate", "checkpoint"))
         for row in rows(run / "timing.csv")[1:]
     ]
-    assert found.seconds_per_round == pytest.approx(sum(timing) / 4)
+    assert monitor.seconds_per_round == pytest.approx(sum(timing) / 4)
 
 
 def test_a_folder_of_runs(tmp_path: Path) -> None:
-    works("compare", "fedavg", *SMALL, "--seeds", "2,10", "--out", tmp_path / "deep" / "compared")
+    succeed("compare", "fedavg", *SMALL, "--seeds", "2,10", "--out", tmp_path / "deep" / "compared")
     (tmp_path / "deep" / "config.toml").write_text("not = 'a run'", encoding="utf-8")
-    shown = works("watch", tmp_path).out.splitlines()
-    heads = shown[0].split()
+    output = succeed("watch", tmp_path).out.splitlines()
+    heads = output[0].split()
     assert heads == ["run", "state", "round", "accuracy", "worst", "sent", "per", "round"]
     names = [
         f"deep/compared/{method}/seed-{seed}" for method in ("fedavg", "solo") for seed in (2, 10)
     ]
-    assert [line.split()[0] for line in shown[1:5]] == names
-    for name, line in zip(names, shown[1:5], strict=True):
-        got = summary(tmp_path / name)
-        worst = got["accuracy"]["per_party"][got["accuracy"]["worst_party"]]
+    assert [line.split()[0] for line in output[1:5]] == names
+    for name, line in zip(names, output[1:5], strict=True):
+        run_summary = summary(tmp_path / name)
+        worst = run_summary["accuracy"]["per_party"][run_summary["accuracy"]["worst_party"]]
         assert line.split()[1:5] == [
             "finished",
             "2/2",
-            f"{got['accuracy']['mean']:.1%}",
+            f"{run_summary['accuracy']['mean']:.1%}",
             f"{worst:.1%}",
         ]
-        assert f" {size(got['bytes']['total'])} " in line
-    assert "mean accuracy" in shown
+        assert f" {size(run_summary['bytes']['total'])} " in line
+    assert "mean accuracy" in output
     assert all(
-        f"{mark} {name}" in "\n".join(shown) for mark, name in zip("*o+x", names, strict=True)
+        f"{mark} {name}" in "\n".join(output) for mark, name in zip("*o+x", names, strict=True)
     )
 
 
@@ -163,7 +164,7 @@ def test_nothing_to_watch(tmp_path: Path) -> None:
 
 
 class Table:
-    """A file that a test writes, and what a growing table hands on of it."""
+    """A file that a test writes, and the rows that `tables.Growing` reads from it."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.times = path, 0
@@ -204,7 +205,7 @@ def test_a_half_written_line_waits(table: Table) -> None:
     assert table.times == 0
 
 
-def test_what_was_read_is_not_read_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_rows_are_read(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.add("".join(f"{k},x\n" for k in range(100_000)))
     table.tail.look()
     assert len(table.rows) == 100_000
@@ -213,9 +214,9 @@ def test_what_was_read_is_not_read_again(table: Table, monkeypatch: pytest.Monke
     before = Path("/proc/self/io").read_text(encoding="ascii")
     table.tail.look()
     after = Path("/proc/self/io").read_text(encoding="ascii")
-    read = [int(re.findall(r"rchar: (\d+)", text)[0]) for text in (before, after)]
+    bytes_read = [int(re.findall(r"rchar: (\d+)", text)[0]) for text in (before, after)]
     assert table.rows == [["new", "x"]]
-    assert read[1] - read[0] < 50_000
+    assert bytes_read[1] - bytes_read[0] < 50_000
 
 
 def test_blocks_are_put_together(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +237,7 @@ def test_a_file_that_is_cut_back_is_read_again(table: Table) -> None:
     table.tail.look()
     assert (table.rows, table.times) == ([["1", "a"], ["2", "b"], ["3", "d"]], 1)
     os.truncate(table.path, 4)
-    table.add("2,other\n3,other\n4,other\n")  # longer than it was before anybody looked
+    table.add("2,other\n3,other\n4,other\n")  # longer than it was at the last look
     table.tail.look()
     assert (table.rows[1:], table.times) == ([[str(k), "other"] for k in (2, 3, 4)], 2)
     table.path.unlink()
@@ -253,34 +254,32 @@ def test_damaged_rows_are_passed_over(run: Path, tmp_path: Path) -> None:
     (tmp_path / "ledger.csv").write_bytes(b"0,work,a,server,up,12\n0,work,a,server,up\n")
     (tmp_path / "timing.csv").write_bytes(b"round,train\n0,1,1,1,5\n")
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
-    found = followed(tmp_path)
-    assert (found.state, found.curve, found.bytes["up"], found.memory) == (
+    monitor = updated_monitor(tmp_path)
+    assert (monitor.state, monitor.curve, monitor.bytes["up"], monitor.memory) == (
         "finished",
         {0: 0.5},
         12,
         5,
     )
-    assert "damaged: " in works("watch", tmp_path).out, (
-        "and no advice to go on with what cannot be read"
-    )
+    assert "damaged: " in succeed("watch", tmp_path).out, "it advises to resume a damaged run"
 
 
-def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
-    """Rows of metrics.csv may be there in part: the mean of some parties is nobody's accuracy."""
+def test_incomplete_round_is_not_shown(tmp_path: Path) -> None:
+    """metrics.csv may have a part of a round's rows; the mean of some parties is not shown."""
     (tmp_path / "metrics.csv").write_text(
         "0,a,test,accuracy,0.2\n0,b,test,accuracy,0.4\n1,a,test,accuracy,1\n", encoding="utf-8"
     )
     (tmp_path / "timing.csv").write_text("0,1,1,1,5\n", encoding="utf-8")
-    found = followed(tmp_path)
-    assert found.curve == pytest.approx({0: 0.3})
-    assert found.party_figures == {"a": 0.2, "b": 0.4}
+    monitor = updated_monitor(tmp_path)
+    assert monitor.curve == pytest.approx({0: 0.3})
+    assert monitor.party_figures == {"a": 0.2, "b": 0.4}
     with (tmp_path / "metrics.csv").open("a", encoding="utf-8") as file:
         file.write("1,b,test,accuracy,0.5\n")
     with (tmp_path / "timing.csv").open("a", encoding="utf-8") as file:
         file.write("1,1,1,1,5\n")
-    found.update()
-    assert found.curve == pytest.approx({0: 0.3, 1: 0.75})
-    assert found.party_figures == {"a": 1.0, "b": 0.5}
+    monitor.update()
+    assert monitor.curve == pytest.approx({0: 0.3, 1: 0.75})
+    assert monitor.party_figures == {"a": 1.0, "b": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -290,23 +289,23 @@ def test_any_file_may_be_missing(missing: str, run: Path, tmp_path: Path) -> Non
     for path in run.iterdir():
         if path.is_file() and path.name != missing:
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    shown = works("watch", tmp_path).out
-    assert shown.startswith("fedavg on digits")
-    assert ("stopped: round 4 of 4" in shown) == (missing == "summary.json")
+    output = succeed("watch", tmp_path).out
+    assert output.startswith("fedavg on digits")
+    assert ("stopped: round 4 of 4" in output) == (missing == "summary.json")
 
 
 def test_a_run_that_is_only_beginning(run: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "env.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    assert "stopped: round 0 of 4; resume with" in works("watch", tmp_path).out
+    assert "stopped: round 0 of 4; resume with" in succeed("watch", tmp_path).out
     with RunFolder(tmp_path).locked():
-        assert works("watch", tmp_path).out.splitlines()[1] == "running: round 0 of 4"
+        assert succeed("watch", tmp_path).out.splitlines()[1] == "running: round 0 of 4"
 
 
 # --- The lock ---------------------------------------------------------------------------------------------------------
 
 
-def test_held(tmp_path: Path) -> None:
+def test_run_folder_lock(tmp_path: Path) -> None:
     assert not RunFolder(tmp_path).is_locked()
     with RunFolder(tmp_path).locked():
         assert RunFolder(tmp_path).is_locked()
@@ -316,8 +315,8 @@ def test_held(tmp_path: Path) -> None:
     assert not RunFolder(tmp_path / "nowhere").is_locked()
 
 
-def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
-    """Whoever looks at the lock holds it for an instant."""
+def test_brief_shared_lock_does_not_stop_a_run_from_starting(tmp_path: Path) -> None:
+    """A process that checks the lock holds it for an instant."""
     (tmp_path / ".lock").touch()
     with (tmp_path / ".lock").open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -330,105 +329,108 @@ def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
 
 
 def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
-    """One pair of eyes sees it all: running, stopped with the command to go on, cut back, and
+    """One monitor shows all states: running, stopped with the command to resume, cut back, and
     running again.
     """
     folder = tmp_path / "a run"
     child = nursery.start(
         "run", "fedavg", *LONG, "--out", folder, env={"COMITY_CHECKPOINT_SECONDS": "0.1"}
     )
-    known = FolderMonitor(tmp_path)
+    folder_monitor = FolderMonitor(tmp_path)
     until(lambda: (folder / "timing.csv").is_file() and len(rows(folder / "timing.csv")) > 30)
-    (found,) = known.find_runs()
-    found.update()
-    assert found.state == "running"
-    assert found.seconds_left is not None
-    assert found.seconds_left > 0
-    assert 30 <= found.last_round < 2000
+    (monitor,) = folder_monitor.find_runs()
+    monitor.update()
+    assert monitor.state == "running"
+    assert monitor.seconds_left is not None
+    assert monitor.seconds_left > 0
+    assert 30 <= monitor.last_round < 2000
     child.signal(signal.SIGKILL)
     child.wait()
-    found.update()
-    assert found.state == "stopped"
+    monitor.update()
+    assert monitor.state == "stopped"
     assert (
-        "".join(text.plain for text in watch.describe_run(found)).count(
+        "".join(text.plain for text in watch.describe_run(monitor)).count(
             f"resume with: comity resume '{folder}'"
         )
         == 1
     )
-    killed_at = found.last_round
+    killed_at = monitor.last_round
     again = nursery.start("resume", folder, env={"COMITY_CHECKPOINT_SECONDS": "0.1"})
     until(
-        lambda: (found.update(), found.state == "running" and found.last_round > killed_at + 10)[1]
+        lambda: (
+            monitor.update(),
+            monitor.state == "running" and monitor.last_round > killed_at + 10,
+        )[1]
     )
     again.signal(signal.SIGINT)
     again.wait()
-    found.update()
-    new = followed(folder)
-    assert (found.curve, found.bytes, found.party_figures) == (
+    monitor.update()
+    new = updated_monitor(folder)
+    assert (monitor.curve, monitor.bytes, monitor.party_figures) == (
         new.curve,
         new.bytes,
         new.party_figures,
     )
-    assert found.last_round == new.last_round
-    assert known.find_runs() == [found]
+    assert monitor.last_round == new.last_round
+    assert folder_monitor.find_runs() == [monitor]
 
 
 def test_watching_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
     settings = ("run", "fedavg", *SMALL, "--rounds", "20", "--out")
     child = nursery.start(*settings, tmp_path / "watched")
-    found = RunMonitor(tmp_path / "watched")
-    until(lambda: (found.update(), child.poll() is not None)[1])
+    monitor = RunMonitor(tmp_path / "watched")
+    until(lambda: (monitor.update(), child.poll() is not None)[1])
     nursery.run(*settings, tmp_path / "alone")
     assert child.code == 0
     assert contents(tmp_path / "watched") == contents(tmp_path / "alone")
 
 
 def test_live_from_before_the_beginning_to_ctrl_c(nursery: Nursery, tmp_path: Path) -> None:
-    """Nothing is there at first; then a run appears, goes on, and is shown until Ctrl-C ends the
-    watching alone.
+    """The folder is empty at first; then a run appears and is shown until Ctrl-C, which ends only
+    `watch`.
     """
     running: list[Child] = []
 
-    def act(watcher: Child, shown: str) -> None:
-        if not running and "Waiting for a run" in shown:
+    def act(watcher: Child, output: str) -> None:
+        if not running and "Waiting for a run" in output:
             running.append(
                 nursery.start("run", "fedavg", *LONG, "--out", tmp_path / "runs" / "one")
             )
-        numbers = {int(found) for found in re.findall(r"running.*?: round (\d+) of 2000", shown)}
+        numbers = {int(number) for number in re.findall(r"running.*?: round (\d+) of 2000", output)}
         if len(numbers) > 2:
-            watcher.signal(signal.SIGINT)  # more than once, as impatient people do
+            watcher.signal(signal.SIGINT)  # more than once
 
-    code, shown = on_terminal(nursery, "watch", tmp_path / "runs", seen=act, columns=100)
+    code, output = on_terminal(nursery, "watch", tmp_path / "runs", on_output=act, columns=100)
     assert code == 0
     assert running[0].poll() is None, "the run ended, too"
     running[0].signal(signal.SIGKILL)
     running[0].wait()
-    seen = frames(shown)
-    assert any(re.match(r"one +[\d.]+ (s|min) left +\d+/2000", line) for line in seen)
+    lines = frames(output)
+    assert any(re.match(r"one +[\d.]+ (s|min) left +\d+/2000", line) for line in lines)
     assert any(
         re.match(r"running: round \d+ of 2000, \S+ s per round, [\d.]+ (s|min) left", line)
-        for line in seen
+        for line in lines
     )
-    assert any(0x2800 < ord(sign) < 0x2900 for sign in shown)
-    assert "Traceback" not in shown
-    assert "comity: " not in shown
-    assert shown.endswith("\x1b[?25h"), "the cursor stays hidden"
+    assert any(0x2800 < ord(sign) < 0x2900 for sign in output)
+    assert "Traceback" not in output
+    assert "comity: " not in output
+    assert output.endswith("\x1b[?25h"), "the cursor stays hidden"
 
 
 def test_live_ends_with_the_run(run: Path, nursery: Nursery) -> None:
-    code, shown = on_terminal(nursery, "watch", run)
+    code, output = on_terminal(nursery, "watch", run)
     assert code == 0
-    assert any(line.startswith("finished: 4 rounds") for line in frames(shown))
+    assert any(line.startswith("finished: 4 rounds") for line in frames(output))
 
 
-def test_ctrl_c_before_there_is_anything(nursery: Nursery, tmp_path: Path) -> None:
-    def act(watcher: Child, shown: str) -> None:
-        if "Waiting" in shown:
+def test_ctrl_c_before_the_first_run(nursery: Nursery, tmp_path: Path) -> None:
+    def act(watcher: Child, output: str) -> None:
+        if "Waiting" in output:
             watcher.signal(signal.SIGINT)
 
-    code, shown = on_terminal(nursery, "watch", tmp_path / "later", columns=200, seen=act)
+    code, output = on_terminal(nursery, "watch", tmp_path / "later", columns=200, on_output=act)
     assert code == 0
-    assert frames(shown)[-1].startswith("Waiting for a run in")
+    assert frames(output)[-1].startswith("Waiting for a run in")
 
 
 def test_many_runs_fit_the_screen(run: Path, tmp_path: Path) -> None:
@@ -438,25 +440,25 @@ def test_many_runs_fit_the_screen(run: Path, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True)
     for part in watch.view(FolderMonitor(tmp_path).find_runs(), tmp_path, console, max_lines=24):
         console.print(part)
-    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert len(shown) <= 24
-    assert any("run-30" in line and "stopped" in line for line in shown)
-    assert any(re.search(r"and \d\d more", line) for line in shown)
-    assert len(works("watch", tmp_path).out.splitlines()) > 40
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= 24
+    assert any("run-30" in line and "stopped" in line for line in lines)
+    assert any(re.search(r"and \d\d more", line) for line in lines)
+    assert len(succeed("watch", tmp_path).out.splitlines()) > 40
 
 
 def test_long_names(run: Path, tmp_path: Path) -> None:
-    """In full for programs; for people their ends, since that is where they differ."""
+    """In full without a terminal; on a terminal only their ends, where they differ."""
     names = [f"{'long-' * 30}{k}" for k in range(2)]
     for name in names:
         (tmp_path / name).mkdir()
         for file in run.iterdir():
             if file.is_file():
                 (tmp_path / name / file.name).write_bytes(file.read_bytes())
-    assert [line.split()[0] for line in works("watch", tmp_path).out.splitlines()[1:3]] == names
+    assert [line.split()[0] for line in succeed("watch", tmp_path).out.splitlines()[1:3]] == names
     console = Console(file=io.StringIO(), width=80, height=24)
     for part in watch.view(FolderMonitor(tmp_path).find_runs(), tmp_path, console, max_lines=24):
         console.print(part)
-    shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert all(len(line) <= 80 for line in shown)
-    assert [line.split()[0][-6:] for line in shown[1:3]] == ["long-0", "long-1"]
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(len(line) <= 80 for line in lines)
+    assert [line.split()[0][-6:] for line in lines[1:3]] == ["long-0", "long-1"]

@@ -1,5 +1,5 @@
-"""On a screen of 80 columns words are whole: sentences break between them, and a table's columns
-follow below each other.
+"""On a terminal of 80 columns sentences break between words, and columns that do not fit follow
+below.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from comity.cli import screen
 
 
 @pytest.fixture(scope="module")
-def inspected(nursery: Nursery) -> list[str]:
-    code, shown = on_terminal(nursery, "data", "inspect", "--data", "heart")
+def screen_lines(nursery: Nursery) -> list[str]:
+    code, output = on_terminal(nursery, "data", "inspect", "--data", "heart")
     assert code == 0
-    return [line.rstrip() for line in frames(shown)]
+    return [line.rstrip() for line in frames(output)]
 
 
-def test_nothing_is_wider_than_the_screen(inspected: list[str]) -> None:
-    assert max(map(len, inspected)) <= 80
+def test_nothing_is_wider_than_the_screen(screen_lines: list[str]) -> None:
+    assert max(map(len, screen_lines)) <= 80
 
 
-def test_sentences_break_between_words(inspected: list[str]) -> None:
-    said = " ".join(inspected)
-    assert "accuracy says little there, so judge by balanced_accuracy or auc (--metric)." in said
-    assert any(line.endswith("and 78 others: accuracy") for line in inspected)
+def test_sentences_break_between_words(screen_lines: list[str]) -> None:
+    text = " ".join(screen_lines)
+    assert "accuracy says little there, so judge by balanced_accuracy or auc (--metric)." in text
+    assert any(line.endswith("and 78 others: accuracy") for line in screen_lines)
 
 
-def test_columns_that_do_not_fit_follow_below(inspected: list[str]) -> None:
-    heads = [line.split("  ")[0] for line in inspected]
+def test_columns_that_do_not_fit_follow_below(screen_lines: list[str]) -> None:
+    heads = [line.split("  ")[0] for line in screen_lines]
     assert heads.count("5th, middle, 95th") == 2
-    assert heads.count("max_heart_rate") == 3, "what is missing, and twice what it lies between"
+    assert heads.count("max_heart_rate") == 3, "once for missing values, and twice for quantiles"
 
 
 def test_to_a_program_a_sentence_is_one_line(nursery: Nursery) -> None:
-    ended = nursery.run("data", "inspect", "--data", "heart")
+    result = nursery.run("data", "inspect", "--data", "heart")
     assert any(
         line.endswith("or auc (--metric).") and line.startswith("Warning:")
-        for line in ended.out.splitlines()
+        for line in result.out.splitlines()
     )
 
 

@@ -1,5 +1,5 @@
-"""DBE's kappa=auto: a pilot before round 1 that is charged, chooses on validation samples alone,
-and leaves nothing behind.
+"""DBE's kappa=auto: a pilot before round 1 that is charged, chooses on validation samples only, and
+leaves no state.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from comity.studies.plan import plan as planned
 AUTO = "kappa=auto,pilot_rounds=2"
 
 
-def chosen(result: comity.Result) -> float:
-    """kappa as the run's table has it."""
+def chosen_kappa(result: comity.Result) -> float:
+    """The chosen kappa in the run's metrics."""
     (value,) = [row.value for row in result.metrics if row.metric == "kappa"]
     return value
 
 
-# --- the choice, by hand
+# --- the choice
 
 
 def score(correct: int, count: int, loss: float) -> Score:
     return Score(correct, count, loss, {})
 
 
-def test_the_best_is_chosen_by_samples_then_by_loss_then_the_smaller() -> None:
-    """1: (8 + 1) / (10 + 2) = 0.75 at a loss of (10 * 0.6 + 2 * 1.2) / 12 = 0.7; 5: the same at
-    0.5; 50: fewer right.
+def test_best_candidate_by_accuracy_then_loss_then_size() -> None:
+    """1: accuracy (8 + 1) / (10 + 2) = 0.75 with a loss of (10 * 0.6 + 2 * 1.2) / 12 = 0.7; 5: the
+    same accuracy with a loss of 0.5; 50: a lower accuracy.
     """
     scores = {
         1.0: {0: score(8, 10, 0.6), 1: score(1, 2, 1.2)},
@@ -57,18 +57,18 @@ def test_the_best_is_chosen_by_samples_then_by_loss_then_the_smaller() -> None:
     assert second.loss == pytest.approx(0.7)
     assert best.count == 12
     alike = {value: {0: score(3, 4, 0.5)} for value in reversed(CANDIDATES)}
-    assert [one.value for one in rank_candidates(alike)] == [0.0, 1.0, 5.0, 50.0]
+    assert [candidate.value for candidate in rank_candidates(alike)] == [0.0, 1.0, 5.0, 50.0]
 
 
-def test_only_who_was_heard_of_every_candidate_counts() -> None:
-    """Party 1 missed the second candidate, of which it would have made 9 of 10 wrong."""
+def test_only_parties_that_judged_every_candidate_count() -> None:
+    """Party 1 missed the second candidate, so its scores of the first do not count."""
     scores = {0.0: {0: score(2, 4, 1.0), 1: score(10, 10, 0.1)}, 1.0: {0: score(3, 4, 1.0)}}
     assert rank_candidates(scores)[0].value == 1.0
     with pytest.raises(NoReplies, match="validation samples"):
         rank_candidates({0.0: {0: score(1, 1, 1.0)}, 1.0: {1: score(1, 1, 1.0)}})
 
 
-def test_what_is_said_of_the_choice() -> None:
+def test_text_about_the_choice() -> None:
     ranked = rank_candidates({0.0: {0: score(1, 4, 1.5)}, 5.0: {0: score(3, 4, 0.25)}})
     assert describe_choice(3, ranked, classes=10) == (
         "kappa=auto chose 5, by 4 validation samples after 3 rounds with each candidate: "
@@ -76,7 +76,7 @@ def test_what_is_said_of_the_choice() -> None:
     )
 
 
-# --- what is left of a pilot
+# --- no state of a pilot remains
 
 
 @pytest.mark.long
@@ -93,14 +93,14 @@ def test_what_is_said_of_the_choice() -> None:
         ("ditto+mr", {"model": "mlp2(width=8)"}),
     ],
 )
-def test_from_round_1_on_it_is_the_run_with_that_number(
+def test_rounds_equal_those_of_the_chosen_kappa(
     host: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Bit for bit: weights of all parties, figures of all rounds, bytes of all rounds but the
-    start.
+    """Weights of all parties, figures of all rounds, and bytes of all rounds but the start are
+    equal bit for bit.
     """
     auto = run(f"{host}({AUTO})", tmp_path / "auto", **settings)
-    fixed = run(f"{host}(kappa={chosen(auto)})", tmp_path / "fixed", **settings)
+    fixed = run(f"{host}(kappa={chosen_kappa(auto)})", tmp_path / "fixed", **settings)
     for name, theta in weights(fixed).items():
         assert all(torch.equal(weights(auto)[name][k], v) for k, v in theta.items())
     rows = [
@@ -115,7 +115,7 @@ def test_from_round_1_on_it_is_the_run_with_that_number(
     assert not any(auto.state(name).extra.kappa.trial for name in ragged().names)
 
 
-def test_candidates_differ_and_are_written_down(tmp_path: Path) -> None:
+def test_figures_of_candidates_are_in_the_metrics(tmp_path: Path) -> None:
     result = run(f"fedavg+dbe({AUTO})", tmp_path)
     rows = {row.metric: row for row in result.metrics if row.metric.startswith("kappa")}
     assert set(rows) == {
@@ -123,32 +123,32 @@ def test_candidates_differ_and_are_written_down(tmp_path: Path) -> None:
         *(f"kappa={v:g}/{what}" for v in CANDIDATES for what in ("accuracy", "loss")),
     }
     losses = {v: rows[f"kappa={v:g}/loss"].value for v in CANDIDATES}
-    assert len(set(losses.values())) == 4, "each was trained with its own kappa"
+    assert len(set(losses.values())) == 4, "not each was trained with its own kappa"
     assert {row.round for row in rows.values()} == {0}
     (warning,) = [
         text
         for text in warning_texts(result.summary, "during")
         if text.startswith("kappa=auto chose")
     ]
-    assert f"chose {chosen(result):g}, by 11 validation samples after 2 rounds" in warning
-    assert chosen(result) in CANDIDATES
+    assert f"chose {chosen_kappa(result):g}, by 11 validation samples after 2 rounds" in warning
+    assert chosen_kappa(result) in CANDIDATES
 
 
-def test_a_hosts_own_notes_of_trials_are_not_kept(tmp_path: Path) -> None:
+def test_metrics_of_the_host_in_a_pilot_are_discarded(tmp_path: Path) -> None:
     result = run(f"fedgen(gen_steps=5)+dbe({AUTO})", tmp_path, model="mlp2(width=8)")
     assert [row.round for row in result.metrics if row.metric == "generator/loss"] == [1, 2]
 
 
-def _judged_otherwise(data: PartyData) -> PartyData:
+def _with_other_test_labels(data: PartyData) -> PartyData:
     return replace(data, test=Samples(data.test.x, 9 - data.test.y))
 
 
-def test_it_does_not_look_at_test_samples(tmp_path: Path) -> None:
-    """Other test labels: the same choice by the same figures."""
+def test_choice_does_not_depend_on_test_samples(tmp_path: Path) -> None:
+    """With other test labels the choice and its figures are the same."""
     fed = ragged()
     before = run(f"fedavg+dbe({AUTO})", tmp_path / "before")
     other = replace(
-        fed, parties={name: _judged_otherwise(data) for name, data in fed.parties.items()}
+        fed, parties={name: _with_other_test_labels(data) for name, data in fed.parties.items()}
     )
     after = comity.run(
         f"fedavg+dbe({AUTO})",
@@ -159,14 +159,14 @@ def test_it_does_not_look_at_test_samples(tmp_path: Path) -> None:
         lr=0.1,
         engine="loop",
     )
-    told_of = [
+    figures = [
         [(r.metric, r.value) for r in result.metrics if r.metric.startswith("kappa")]
         for result in (before, after)
     ]
-    assert told_of[0] == told_of[1]
+    assert figures[0] == figures[1]
 
 
-# --- what it costs
+# --- bytes and steps
 
 
 @pytest.mark.parametrize(
@@ -185,75 +185,75 @@ def test_closed_forms_with_the_pilot(text: str, settings: dict[str, Any], tmp_pa
     assert_closed_forms(run(f"{text}({AUTO})", tmp_path, **settings))
 
 
-def test_bytes_by_hand(tmp_path: Path) -> None:
-    """4 candidates, 2 rounds: 8 rounds of 2 N S; 4 models to judge, 5 letters of 5 bytes, 4 replies
-    of 12, and DBE's own.
+def test_bytes_of_the_pilot(tmp_path: Path) -> None:
+    """4 candidates with 2 rounds each: 8 rounds of 2 N S; 4 models to judge, 5 messages of 5 bytes,
+    4 replies of 12, and DBE's own messages.
     """
     n, width = 4, 7
     size = 4 * ((64 * width + width) + (width * width + width) + (width * 10 + 10))
     result = run(f"fedavg+dbe({AUTO})", tmp_path, model=f"mlp2(width={width})")
-    crossed = {
+    byte_counts = {
         kind: sum(c.bytes for c in result.ledger if c.round == 0 and c.kind == kind)
         for kind in ("up", "down")
     }
-    assert crossed["up"] == n * (4 * width + 8 * size + 4 * 12)
-    assert crossed["down"] == n * (size + 4 * width + 8 * size + 4 * size + 5 * 5)
+    assert byte_counts["up"] == n * (4 * width + 8 * size + 4 * 12)
+    assert byte_counts["down"] == n * (size + 4 * width + 8 * size + 4 * size + 5 * 5)
 
 
 def test_steps_are_counted_and_planned(tmp_path: Path) -> None:
-    """4 candidates of 2 rounds in which all parties train: as many steps more as 8 rounds have."""
+    """4 candidates with 2 rounds of all parties add the steps of 8 rounds."""
     auto, fixed = (
         run(f"fedavg+dbe({AUTO})", tmp_path / "auto"),
         run("fedavg+dbe", tmp_path / "fixed"),
     )
-    each = sum(p.training.steps_for(len(p.data.train)) for p in fixed.job.parties)
-    assert auto.summary["steps"] - fixed.summary["steps"] == 8 * each
+    round_steps = sum(p.training.steps_for(len(p.data.train)) for p in fixed.job.parties)
+    assert auto.summary["steps"] - fixed.summary["steps"] == 8 * round_steps
     plans = planned(auto.job), planned(fixed.job)
-    assert plans[0].steps - plans[1].steps == 8 * each
+    assert plans[0].steps - plans[1].steps == 8 * round_steps
     assert plans[0].start.up > plans[1].start.up
     assert plans[0].total.up - plans[1].total.up == plans[0].start.up - plans[1].start.up
 
 
-# --- who is not there
+# --- absent parties
 
 
-def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) -> None:
-    """East does not hear of the third candidate: it is asked nothing with a kappa that is not its
-    own, and starts anew later.
+def test_party_that_missed_a_candidate_is_left_out(tmp_path: Path) -> None:
+    """east misses the message with the third candidate: it is called no more in the pilot, and
+    starts again in round 1.
     """
     absent = plan(tmp_path, "east,0,weigh,offline,2", heads="party,round,call,how,occurrence")
     result = run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
-    missed = [
+    missed_calls = [
         (a.call, a.how, a.occurrence)
         for a in absences(result)
         if a.party == "east" and a.round == 0
     ]
-    assert missed[0] == ("weigh", "offline", 2)
-    assert {how for _, how, _ in missed[1:]} == {"waiting"}
-    assert {function for function, _, _ in missed[1:]} == {"local", "judge", "weigh"}
-    told_later = [c for c in result.ledger if c.call == "agree" and c.dst == "east"]
-    assert [c.round for c in told_later] == [0, 1]
-    assert told_later[1].bytes == told_later[0].bytes + 5
+    assert missed_calls[0] == ("weigh", "offline", 2)
+    assert {how for _, how, _ in missed_calls[1:]} == {"waiting"}
+    assert {function for function, _, _ in missed_calls[1:]} == {"local", "judge", "weigh"}
+    agree_charges = [c for c in result.ledger if c.call == "agree" and c.dst == "east"]
+    assert [c.round for c in agree_charges] == [0, 1]
+    assert agree_charges[1].bytes == agree_charges[0].bytes + 5
     (warning,) = [
         text
         for text in warning_texts(result.summary, "during")
         if text.startswith("kappa=auto chose")
     ]
-    assert "by 9 validation samples" in warning, "east's 2 are left out of all candidates"
+    assert "by 9 validation samples" in warning, "east's 2 samples count for some candidates"
     states = [result.state(name).extra for name in ragged().names]
-    assert {(s.kappa.value, s.kappa.trial) for s in states} == {(chosen(result), False)}
+    assert {(s.kappa.value, s.kappa.trial) for s in states} == {(chosen_kappa(result), False)}
     fixed = run(
-        f"fedavg+dbe(kappa={chosen(result)})",
+        f"fedavg+dbe(kappa={chosen_kappa(result)})",
         tmp_path / "fixed",
         absent=plan(tmp_path / "p", "east,0,agree,lost"),
     )
     for name, theta in weights(fixed).items():
         assert all(torch.equal(weights(result)[name][k], v) for k, v in theta.items()), (
-            "nothing of the pilot is left at anybody"
+            "a party has state of the pilot"
         )
 
 
-def test_a_lost_reply_in_a_pilot_does_not_stay(tmp_path: Path) -> None:
+def test_lost_reply_in_a_pilot_does_not_change_the_run(tmp_path: Path) -> None:
     absent = plan(
         tmp_path,
         "north,0,local,lost,3",
@@ -261,28 +261,28 @@ def test_a_lost_reply_in_a_pilot_does_not_stay(tmp_path: Path) -> None:
         heads="party,round,call,how,occurrence",
     )
     result = run(f"scaffold+dbe({AUTO})", tmp_path / "run", absent=absent)
-    fixed = run(f"scaffold+dbe(kappa={chosen(result)})", tmp_path / "fixed")
+    fixed = run(f"scaffold+dbe(kappa={chosen_kappa(result)})", tmp_path / "fixed")
     for name, theta in weights(fixed).items():
         assert all(torch.equal(weights(result)[name][k], v) for k, v in theta.items())
 
 
-def test_a_candidate_that_diverges_is_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_diverging_candidate_is_not_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pilot, "CANDIDATES", (0.0, 1e37))
     result = run(f"fedavg+dbe({AUTO})", tmp_path, model="mlp2(width=8)")
-    assert chosen(result) == 0
+    assert chosen_kappa(result) == 0
     assert not result.summary["diverged"]
 
 
-def test_if_nobody_is_there_the_run_does_not_begin(tmp_path: Path) -> None:
+def test_run_fails_if_all_parties_are_offline(tmp_path: Path) -> None:
     absent = plan(tmp_path, *(f"{name},0,local,offline" for name in ragged().names))
     with pytest.raises(comity.errors.ComityError, match="cannot begin"):
         run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
 
 
-# --- words
+# --- errors and warnings
 
 
-def test_without_validation_samples_it_is_refused() -> None:
+def test_auto_without_validation_samples_is_refused() -> None:
     fed = comity.load("digits").partition("iid", parties=2, validation=0.0)
     with pytest.raises(comity.UsageError, match="kappa=auto is chosen on validation samples"):
         prepare(config.experiment({"algorithm": "fedavg+dbe(kappa=auto)"}), fed)
@@ -292,7 +292,7 @@ def test_without_validation_samples_it_is_refused() -> None:
 @pytest.mark.parametrize(
     "wrong", ["kappa=often", "kappa=-1", "kappa=auto,pilot_rounds=0", "pilot_rounds=0.5"]
 )
-def test_what_kappa_cannot_be(wrong: str) -> None:
+def test_invalid_kappa_is_refused(wrong: str) -> None:
     with pytest.raises(comity.UsageError):
         compose(f"fedavg+dbe({wrong})")
 
@@ -308,26 +308,24 @@ def test_what_kappa_cannot_be(wrong: str) -> None:
         ("fedavg+prbm", BATCHNORM, False),
     ],
 )
-def test_a_caution_with_batchnorm(text: str, model: str, warns: bool) -> None:
+def test_warning_with_batchnorm(text: str, model: str, warns: bool) -> None:
     job = prepare(config.experiment({"algorithm": text, "model": model}), ragged())
-    said = [sentence for sentence in job.method_warnings() if "BatchNorm" in sentence]
-    assert bool(said) == warns
-    assert all("kappa=auto" in sentence for sentence in said)
+    warnings = [sentence for sentence in job.method_warnings() if "BatchNorm" in sentence]
+    assert bool(warnings) == warns
+    assert all("kappa=auto" in sentence for sentence in warnings)
 
 
-def test_newcomers_and_stacking(tmp_path: Path) -> None:
-    """A newcomer gets the chosen kappa with the consensus; on `stacked` the pilot is the same up to
-    rounding.
+def test_newcomer_and_batched_engine(tmp_path: Path) -> None:
+    """A newcomer receives the chosen kappa with the consensus; on `stacked` the pilot is equal up
+    to rounding.
     """
     settings: dict[str, Any] = {"model": "mlp2(width=8)", "newcomers": 1}
     loop = run(f"fedavg+dbe({AUTO})", tmp_path / "loop", **settings)
-    assert loop.state("west").extra.kappa.value == chosen(loop)
-    (agreed,) = [c for c in loop.ledger if c.call == "agree" and c.dst == "west"]
-    assert agreed.bytes == 4 * 8 + 5
-    together = run(
-        f"fedavg+dbe({AUTO})", tmp_path / "stacked", **(settings | {"engine": "stacked"})
-    )
-    assert chosen(together) == chosen(loop)
-    for row, other in zip(loop.metrics, together.metrics, strict=True):
+    assert loop.state("west").extra.kappa.value == chosen_kappa(loop)
+    (charge,) = [c for c in loop.ledger if c.call == "agree" and c.dst == "west"]
+    assert charge.bytes == 4 * 8 + 5
+    stacked = run(f"fedavg+dbe({AUTO})", tmp_path / "stacked", **(settings | {"engine": "stacked"}))
+    assert chosen_kappa(stacked) == chosen_kappa(loop)
+    for row, other in zip(loop.metrics, stacked.metrics, strict=True):
         assert row[:4] == other[:4]
         assert row.value == pytest.approx(other.value, abs=2e-3) or row.metric == "accuracy"

@@ -1,6 +1,4 @@
-"""A new method in a file of its own passes the checks that Comity's own methods get, without an entry
-in any table.
-"""
+"""A new method in its own file passes the checks of Comity's methods without an entry in any table."""
 
 from __future__ import annotations
 
@@ -73,11 +71,11 @@ def test_types_and_shapes_are_declared(method: str) -> None:
 
 
 def test_all_fields_of_replies_are_described(method: str) -> None:
-    made = compose(method)
+    algorithm = compose(method)
     contents = {
         field: content
-        for place in party_functions(made)
-        for field, content in reply_contents(made, *place).items()
+        for place in party_functions(algorithm)
+        for field, content in reply_contents(algorithm, *place).items()
     }
     assert contents.keys() == {"Timed.theta", "Timed.steps"}
     assert all(contents.values())
@@ -86,8 +84,8 @@ def test_all_fields_of_replies_are_described(method: str) -> None:
 def test_bytes_are_derived(method: str, tmp_path: Path) -> None:
     result = comity.run(method, out=tmp_path / "run", **SMALL)
     _, rounds = plan.traffic(result.job)
-    assert sum(each.up for each in rounds) == result.summary["bytes"]["up"]
-    assert sum(each.down for each in rounds) == result.summary["bytes"]["down"]
+    assert sum(round_bytes.up for round_bytes in rounds) == result.summary["bytes"]["up"]
+    assert sum(round_bytes.down for round_bytes in rounds) == result.summary["bytes"]["down"]
     plain = comity.run("fedavg", out=tmp_path / "fedavg", **SMALL)
     assert result.summary["bytes"]["up"] - plain.summary["bytes"]["up"] == 4 * 3 * 2
 
@@ -135,3 +133,43 @@ def test_samples_that_the_traits_do_not_declare_are_noticed(tmp_path: Path) -> N
     )
     plain = comity.run("fedavg", out=tmp_path / "fedavg", **SMALL)
     assert "undeclared" not in str(plain.summary["privacy"])
+
+
+FINISHING = """
+from dataclasses import replace
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@record
+class Norm:
+    value: float = describe(Content("how long the weights are", "weights"))
+
+
+@algorithm
+class Finishing(FedAvg):
+    def finish(self, theta: Params, server: Server) -> Params:
+        server.call(self.norm, {i: Model(theta) for i in server.info.parties})
+        return theta
+
+    @on_party
+    async def norm(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Norm]:
+        return state, Norm(sum(v.norm().item() for v in m.theta.values()))
+"""
+DECLARED = "\n    traits = replace(FedAvg.traits, finishes=True)\n"
+
+
+def test_a_finish_that_the_traits_do_not_declare_is_refused(tmp_path: Path) -> None:
+    """It would never be called."""
+    path = tmp_path / "finishing.py"
+    path.write_text(FINISHING, encoding="utf-8")
+    with pytest.raises(comity.UsageError, match=r"Finishing has a method `finish`.*finishes=True"):
+        comity.run(str(path), **SMALL)
+
+
+def test_a_finish_that_the_traits_declare_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "finishing.py"
+    path.write_text(FINISHING + DECLARED, encoding="utf-8")
+    result = comity.run(str(path), out=tmp_path / "run", **SMALL)
+    assert [row.call for row in result.ledger].count("norm") == 2 * 3  # down and up, three parties

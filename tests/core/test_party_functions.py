@@ -1,5 +1,5 @@
-"""PartyRunner are marked: nothing else can be asked for by name where parties are elsewhere, and
-nothing else about them changes.
+"""Party functions are marked by `@on_party`: no other function can be called by name at a party,
+and the mark changes nothing else.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ pytestmark = pytest.mark.quick
 
 @algorithm
 class Overriding(FedAvg):
-    """Its `local` is a work by its name; its `other` is none."""
+    """Its `local` overrides a party function; its `other` is not one."""
 
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        return mine, m
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return state, m
 
-    async def other(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        return mine, m
+    async def other(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return state, m
 
 
-def test_a_mark_changes_nothing() -> None:
+def test_on_party_returns_the_function_unchanged() -> None:
     async def local(
-        self: Any, mine: Params, m: Model, party: Party, key: Key
+        self: Any, state: Params, m: Model, party: Party, key: Key
     ) -> tuple[Params, Model]:
-        """What it does."""
-        return mine, m
+        """A docstring."""
+        return state, m
 
     before = (
         local.__name__,
@@ -55,7 +55,7 @@ def test_a_mark_changes_nothing() -> None:
     ) == before
 
 
-def test_works_along_the_chain_and_along_inheritance() -> None:
+def test_party_functions_of_a_composition_and_of_a_subclass() -> None:
     dbe = compose("fedavg+dbe")
     assert [
         is_party_function(dbe, 0, name)
@@ -69,7 +69,7 @@ def test_works_along_the_chain_and_along_inheritance() -> None:
     assert is_party_function(Overriding(), 0, "local")
 
 
-NO_WORKS = (
+NO_PARTY_FUNCTIONS = (
     "init_party",
     "init_server",
     "round",
@@ -85,8 +85,8 @@ NO_WORKS = (
 )
 
 
-@pytest.mark.parametrize("name", NO_WORKS)
-def test_nothing_else_can_be_named(name: str) -> None:
+@pytest.mark.parametrize("name", NO_PARTY_FUNCTIONS)
+def test_unmarked_names_are_refused(name: str) -> None:
     with pytest.raises(
         UsageError, match=f"FedAvg has no party function {name!r}: .* needs @on_party above it"
     ):
@@ -94,21 +94,21 @@ def test_nothing_else_can_be_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [None, 3, ["local"], b"local", ("local",)])
-def test_a_name_is_text(name: Any) -> None:
+def test_names_that_are_no_text_are_refused(name: Any) -> None:
     with pytest.raises(UsageError, match="FedAvg has no party function"):
         check_party_function(compose("fedavg"), 0, name)
 
 
 @pytest.mark.parametrize("depth", [-1, -2, 2, 10**30, True, 0.0, None, "0"])
-def test_depths_that_are_not_there(depth: Any) -> None:
+def test_unknown_depths_are_refused(depth: Any) -> None:
     with pytest.raises(
         UsageError, match=r"There is no algorithm at depth .*: there are 2 of them, from 0"
     ):
         check_party_function(compose("fedavg+dbe"), depth, "local")
 
 
-def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -> None:
-    """Files that people wrote before there was a mark still do."""
+def test_unmarked_function_runs_in_one_process(tmp_path: Path) -> None:
+    """Users' files without marks run in one process."""
     old = tmp_path / "old.py"
     old.write_text(
         "from comity.core import *\n"
@@ -118,8 +118,8 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
         "    def round(self, s, server, t):\n"
         "        server.call(self.learn, {i: Empty() for i in server.sample(t)})\n"
         "        return s\n"
-        "    async def learn(self, mine, m, party, key):\n"
-        "        return (await party.fit(plain, mine, key)).theta, Empty()\n"
+        "    async def learn(self, state, m, party, key):\n"
+        "        return (await party.fit(plain, state, key)).theta, Empty()\n"
     )
     data = (torch.randn(20, 4), torch.arange(20) % 2)
     fed = comity.Federation.from_arrays(
@@ -133,17 +133,17 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
         check_party_function(result.job.algorithm, 0, "learn")
 
 
-def test_wrappers_may_wrap_as_they_like() -> None:
-    """What goes around a work may copy its attributes or not: it is the owner that is asked."""
+def test_wrapped_party_function_keeps_its_name() -> None:
+    """The mark is looked up at the owner, not at the wrapping function."""
     dbe = compose("fedavg+dbe")
 
-    def wrapping(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(inner: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(inner)
-        async def wrapped(*args: Any) -> Any:
+        async def call_inner(*args: Any) -> Any:
             return await inner(*args)
 
-        return wrapped
+        return call_inner
 
-    object.__setattr__(dbe, "wrap_work", wrapping)
+    object.__setattr__(dbe, "wrap_work", wrap)
     assert party_function(dbe, 1, "local").__name__ == "local"
     assert is_party_function(dbe, 1, "local")

@@ -1,5 +1,6 @@
-"""The gate: what works declare, and that nothing else passes (`tests/core/test_validate_methods.py`: all
-that methods send does).
+"""Message validation: the types that party functions declare, and that nothing else passes.
+
+`tests/core/test_validate_methods.py` checks that all messages of methods pass.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ THETA = drop(TASK.init(Key(0)), PRIVATE)
 NAME = next(iter(THETA))
 
 
-def words(hint: Any) -> str:
-    """A type as in its declaration."""
+def type_text(hint: Any) -> str:
+    """The text of a type as in its declaration."""
     kind, inner = get_origin(hint), get_args(hint)
     if kind is None:
         return getattr(hint, "__name__", str(hint))
     if "Union" in str(kind):
-        return " | ".join(map(words, inner))
-    return f"{kind.__name__}[{', '.join(map(words, inner))}]"
+        return " | ".join(map(type_text, inner))
+    return f"{kind.__name__}[{', '.join(map(type_text, inner))}]"
 
 
 MODEL = {"local": ("Model", "Model"), "warm_up": ("Model", "None")}
@@ -180,7 +181,7 @@ NAMED_VIEWS = {
     "scaffold": "Control",
 }
 NAMED_VIEWS |= {"fedproto": "Guide", "fedtgp": "Guide"}
-"""What parties are sent to evaluate their models, where it is neither a Model nor nothing."""
+"""Types of messages for evaluation that are neither Model nor Empty."""
 
 
 EVERY_METHOD = sorted(
@@ -196,34 +197,40 @@ EVERY_METHOD = sorted(
 
 @pytest.mark.parametrize("text", EVERY_METHOD)
 def test_every_message_has_a_type(text: str) -> None:
-    """A party knows the type of each message and of each reply before it comes."""
-    made = comity.algorithms.compose(text)
-    check_types(made)
+    """A party knows the type of each message and reply in advance."""
+    algorithm = comity.algorithms.compose(text)
+    check_types(algorithm)
 
 
 @pytest.mark.parametrize("text", DECLARED)
 def test_signatures_of_known_methods(text: str) -> None:
-    made = comity.algorithms.compose(text)
-    found = {
-        name: signature(made, depth, name) for depth, name in party_functions(made) if depth == 0
+    algorithm = comity.algorithms.compose(text)
+    signatures = {
+        name: signature(algorithm, depth, name)
+        for depth, name in party_functions(algorithm)
+        if depth == 0
     }
-    assert {name: tuple(map(words, hints)) for name, hints in found.items()} == DECLARED[text]
-    assert words(evaluation_message_type(made)) == (
-        "Empty" if made.traits.self_contained else NAMED_VIEWS.get(text, "Model")
+    assert {name: tuple(map(type_text, hints)) for name, hints in signatures.items()} == DECLARED[
+        text
+    ]
+    assert type_text(evaluation_message_type(algorithm)) == (
+        "Empty" if algorithm.traits.self_contained else NAMED_VIEWS.get(text, "Model")
     )
 
 
-def test_a_hosts_letters_are_the_hosts() -> None:
-    made = comity.algorithms.compose("scaffold+dbe")
-    assert signature(made, 1, "local") == (Control, Change)
-    assert signature(made, 0, "judge") == (Control, Score)
-    assert signature(made, 0, "warm_up").message is evaluation_message_type(made) is Control
+def test_messages_of_a_wrapped_host_have_its_types() -> None:
+    algorithm = comity.algorithms.compose("scaffold+dbe")
+    assert signature(algorithm, 1, "local") == (Control, Change)
+    assert signature(algorithm, 0, "judge") == (Control, Score)
+    assert (
+        signature(algorithm, 0, "warm_up").message is evaluation_message_type(algorithm) is Control
+    )
 
 
 @pytest.mark.parametrize("text", EVERY_METHOD)
-def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
-    """Weights are the model's, unless it is said whose; everything else has a shape, or it is said
-    that nobody knows it.
+def test_every_tensor_has_a_declared_shape(text: str) -> None:
+    """Weights have the shapes of a model; every other tensor has a declared shape, or is declared
+    to have any.
     """
     check_shapes(comity.algorithms.compose(text))
 
@@ -237,11 +244,11 @@ def test_the_records_of_a_run() -> None:
         Score,
         Cipher,
     }
-    assert Help in records_of(comity.algorithms.compose("fed-sps"))  # in a parcel
+    assert Help in records_of(comity.algorithms.compose("fed-sps"))  # in a sealed message
     assert Score in records_in(Evaluation)  # in a field
 
 
-# --- whose author says more or less
+# --- methods with missing annotations
 
 
 @record
@@ -253,37 +260,37 @@ class Own:
 
 
 class Between(AveragedModel[C], Generic[C]):
-    """Handed through once more."""
+    """An intermediate generic class."""
 
 
 @algorithm
 class Undeclared(Between[Params]):
-    """Its overriding `local` says nothing, so it is as the one that it overrides; its `other` says
-    nothing at all.
+    """Its `local` has no annotations, so those of the overridden function apply; its `other` has
+    none at all.
     """
 
     def init_party(self, key: Key, party: Party) -> Params:
         return {}
 
-    async def local(self, mine, m, party, key):
-        return mine, m
+    async def local(self, state, m, party, key):
+        return state, m
 
     @on_party
-    async def other(self, mine, m, party, key):
-        return mine, m
+    async def other(self, state, m, party, key):
+        return state, m
 
     @on_party
-    async def sealing(self, mine: Params, m: Own, party: Party, key: Key) -> tuple[Params, Sealed]:
-        return mine, seal(m, 1)
+    async def sealing(self, state: Params, m: Own, party: Party, key: Key) -> tuple[Params, Sealed]:
+        return state, seal(m, 1)
 
-    def newcomer_state(self, mine: Params, theta: Params) -> Params:
-        return mine
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        return state
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         return m.theta
 
 
-def test_what_is_not_annotated_is_as_what_it_overrides() -> None:
+def test_unannotated_function_has_the_types_it_overrides() -> None:
     assert signature(Undeclared(), 0, "local") == (
         Model,
         Any,
@@ -292,7 +299,7 @@ def test_what_is_not_annotated_is_as_what_it_overrides() -> None:
     assert records_of(Undeclared()) == {Model, Own, Cipher}
 
 
-def test_what_nobody_declares_does_not_pass() -> None:
+def test_undeclared_types_are_refused() -> None:
     validator = MessageValidator(Undeclared(), TASK, 4)
     with pytest.raises(
         UsageError,
@@ -310,10 +317,10 @@ def test_what_nobody_declares_does_not_pass() -> None:
         )
 
 
-# --- mutants
+# --- invalid messages
 
 
-def gate_of(text: str, most_bytes: int = 1 << 30) -> MessageValidator:
+def validator_for(text: str, most_bytes: int = 1 << 30) -> MessageValidator:
     return MessageValidator(comity.algorithms.compose(text), TASK, 4, most_bytes)
 
 
@@ -326,7 +333,7 @@ assert isinstance(D, LearningTask)
 ONES = torch.ones(10, dtype=torch.bool)
 MEANS = torch.zeros(10, TASK.width)
 TEACHER = Teacher(MEANS, ONES, MEANS[None], ONES[None], {})
-LETTERS = {
+MESSAGES = {
     "fedavg": (call_of("local"), Model(THETA)),
     "scaffold": (call_of("local"), Control(THETA, {NAME: THETA[NAME]})),
     "fedavg+dbe": (call_of("agree"), Mean(torch.zeros(TASK.z_shape), Tried(1.0))),
@@ -341,14 +348,14 @@ REPLIES = {
 }
 
 
-@pytest.mark.parametrize("text", LETTERS)
-def test_what_is_right_passes(text: str) -> None:
-    gate_of(text).check_message(*LETTERS[text])
+@pytest.mark.parametrize("text", MESSAGES)
+def test_valid_messages_pass(text: str) -> None:
+    validator_for(text).check_message(*MESSAGES[text])
 
 
 @pytest.mark.parametrize("text", REPLIES)
-def test_replies_that_are_right_pass(text: str) -> None:
-    gate_of(text).check_reply(*REPLIES[text])
+def test_valid_replies_pass(text: str) -> None:
+    validator_for(text).check_reply(*REPLIES[text])
 
 
 def other(**changes: Any) -> Callable[[Any], Any]:
@@ -434,12 +441,10 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     BAD,
     ids=lambda value: value[:60] if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_refused_in_a_sentence(
-    text: str, harm: Callable[[Any], Any], sentence: str
-) -> None:
-    call, right = LETTERS[text]
+def test_invalid_messages_are_refused(text: str, harm: Callable[[Any], Any], sentence: str) -> None:
+    call, right = MESSAGES[text]
     with pytest.raises(UsageError, match=sentence.replace("| None", r"\| None")):
-        gate_of(text).check_message(call, harm(right))
+        validator_for(text).check_message(call, harm(right))
 
 
 @pytest.mark.parametrize(
@@ -457,31 +462,33 @@ def test_what_is_wrong_is_refused_in_a_sentence(
         ("fedufo", "0.5", "should be float, but the str"),
     ],
 )
-def test_so_are_replies(text: str, reply: Any, sentence: str) -> None:
+def test_invalid_replies_are_refused(text: str, reply: Any, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        gate_of(text).check_reply(REPLIES[text][0], reply)
+        validator_for(text).check_reply(REPLIES[text][0], reply)
 
 
-def test_that_a_party_diverged_is_for_the_server_to_say() -> None:
-    gate_of("fedavg").check_reply(call_of("local"), Model({**THETA, NAME: THETA[NAME] * torch.nan}))
+def test_replies_that_are_not_finite_pass() -> None:
+    validator_for("fedavg").check_reply(
+        call_of("local"), Model({**THETA, NAME: THETA[NAME] * torch.nan})
+    )
 
 
-def test_too_large() -> None:
+def test_too_large_messages_are_refused() -> None:
     size = sum(value.nbytes for value in THETA.values())
-    gate_of("fedavg", size).check_message(call_of("local"), Model(THETA))
+    validator_for("fedavg", size).check_message(call_of("local"), Model(THETA))
     with pytest.raises(
         UsageError,
         match=(
             rf"The message for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"
         ),
     ):
-        gate_of("fedavg", size - 1).check_message(call_of("local"), Model(THETA))
+        validator_for("fedavg", size - 1).check_message(call_of("local"), Model(THETA))
     with pytest.raises(UsageError, match="The reply of local weighs"):
-        gate_of("fedavg", size - 1).check_reply(call_of("local"), Model(THETA))
+        validator_for("fedavg", size - 1).check_reply(call_of("local"), Model(THETA))
     with pytest.raises(UsageError, match="The message for evaluate weighs"):
-        gate_of("fedavg", 3).check_evaluation_message(Model(THETA))
+        validator_for("fedavg", 3).check_evaluation_message(Model(THETA))
     with pytest.raises(UsageError, match="The content of a sealed message weighs"):
-        gate_of("fed-sps", 3).check_sealed_message(Model(THETA))
+        validator_for("fed-sps", 3).check_sealed_message(Model(THETA))
 
 
 @pytest.mark.parametrize(
@@ -499,77 +506,77 @@ def test_too_large() -> None:
         None,
     ],
 )
-def test_no_works(name: Any) -> None:
-    for check in (gate_of("fedavg").check_message, gate_of("fedavg").check_reply):
+def test_unknown_party_functions_are_refused(name: Any) -> None:
+    for check in (validator_for("fedavg").check_message, validator_for("fedavg").check_reply):
         with pytest.raises(UsageError, match="FedAvg has no party function"):
             check(call_of(name), Model(THETA))
 
 
 @pytest.mark.parametrize("depth", [-1, 1, 2, True, None])
-def test_no_depths(depth: Any) -> None:
+def test_unknown_depths_are_refused(depth: Any) -> None:
     with pytest.raises(UsageError, match="There is no algorithm at depth"):
-        gate_of("fedavg").check_message(call_of("local", depth), Model(THETA))
+        validator_for("fedavg").check_message(call_of("local", depth), Model(THETA))
 
 
 @pytest.mark.parametrize("when", [(-1, 0), (1, -1), (1.5, 0), (True, 0), ("1", 0), (1, None)])
-def test_no_rounds(when: tuple[Any, Any]) -> None:
+def test_invalid_rounds_are_refused(when: tuple[Any, Any]) -> None:
     with pytest.raises(UsageError, match="which is none"):
-        gate_of("fedavg").check_message(CallId("local", 0, *when), Model(THETA))
+        validator_for("fedavg").check_message(CallId("local", 0, *when), Model(THETA))
 
 
-def test_what_is_looked_at() -> None:
-    gate_of("fedavg+dbe").check_evaluation_message(Model(THETA))
-    gate_of("adcol").check_evaluation_message(Empty())
+def test_evaluation_messages() -> None:
+    validator_for("fedavg+dbe").check_evaluation_message(Model(THETA))
+    validator_for("adcol").check_evaluation_message(Empty())
     for text, content in (("fedavg", Empty()), ("adcol", Game({}, {})), ("fedavg", Model(SHORT))):
         with pytest.raises(UsageError, match="The message for evaluate"):
-            gate_of(text).check_evaluation_message(content)
+            validator_for(text).check_evaluation_message(content)
 
 
-def test_parcels() -> None:
-    helped = Help({NAME: THETA[NAME]}, None, None, 0.5, 3, 0.5)
-    for right in (Model(THETA), helped):
-        gate_of("fed-sps").check_sealed_message(right)
+def test_sealed_messages() -> None:
+    help_message = Help({NAME: THETA[NAME]}, None, None, 0.5, 3, 0.5)
+    for right in (Model(THETA), help_message):
+        validator_for("fed-sps").check_sealed_message(right)
     wrong = (
         Empty(),
         THETA,
         Model(SHORT),
-        replace(helped, grads=SHORT),
-        replace(helped, y=torch.zeros(2, 2)),
+        replace(help_message, grads=SHORT),
+        replace(help_message, y=torch.zeros(2, 2)),
     )
     for content in wrong:
         with pytest.raises(UsageError, match="The content of a sealed message"):
-            gate_of("fed-sps").check_sealed_message(content)
+            validator_for("fed-sps").check_sealed_message(content)
     with pytest.raises(UsageError, match="The content of a sealed message"):
-        gate_of("fedavg").check_sealed_message(Model(THETA))  # which seals nothing
+        validator_for("fedavg").check_sealed_message(Model(THETA))  # FedAvg has no sealed messages
 
 
-# --- records that have no place in a message
+# --- records that are not declared
 
 
-def test_other_records_are_not_even_made() -> None:
-    made: list[str] = []
+def test_undeclared_records_are_not_constructed() -> None:
+    calls: list[str] = []
 
     @record
     class Spy:
-        """Says that it was made."""
+        """Notes its construction."""
 
         x: int
 
         def __post_init__(self) -> None:
-            made.append("made")
+            calls.append("constructed")
 
     blob = encode([Model(THETA), Spy(1)])
-    made.clear()
+    calls.clear()
     with pytest.raises(CorruptedFile, match=r"a record '.*Spy' has no place in it"):
         decode(blob, records=records_of(comity.algorithms.compose("fedavg")))
-    assert made == []
+    assert calls == []
     assert decode(blob)[1].x == 1
     with pytest.raises(CorruptedFile, match="Model' has no place in it"):
         decode(encode(Model(THETA)), records=frozenset())
 
 
 def test_a_method_is_no_record() -> None:
-    """Frozen as they are, algorithms are nothing that a message can make."""
+    """A message cannot construct algorithms, although they are frozen dataclasses, too."""
     assert not any(
         is_record_type(cls)
         for cls in (FedAvg, LearningTask, MessageValidator, CallId, dict, Sealed, Key)

@@ -1,5 +1,5 @@
-"""Every method's letters, replies and parcels through the gate, and as bytes of which no other
-records are made.
+"""Messages, replies and sealed messages of every method pass validation, also after encoding and
+decoding.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ OPTIONS: dict[str, dict[str, Any]] = VARIANTS | {
 }
 
 
-class Watched:
-    """A loop engine whose every message goes through the gate and over a wire of bytes, and how
-    many did.
+class CheckedEngine:
+    """Patches the loop engine: every message is encoded, decoded and validated, and counted in
+    `passed`.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -56,12 +56,12 @@ class Watched:
             site = engine.sites[i]
             return MessageValidator(site.algorithm, site.party.task, site.party.federation_size)
 
-        def sent(message: Message, validator: MessageValidator) -> Message:
+        def through_codec(message: Message, validator: MessageValidator) -> Message:
             return message._replace(
                 content=decode(encode(message.content), records=validator.records)
             )
 
-        def worked(
+        def checked_run(
             engine: LoopEngine,
             call: CallId,
             messages: Mapping[int, Message],
@@ -71,65 +71,77 @@ class Watched:
                 records = validator(engine, next(iter(messages))).records
                 locks[id(engine)] = Lock(SharedSecret(os.urandom(32)), os.urandom(16), records)
             lock = locks[id(engine)]
-            gates = {i: validator(engine, i) for i in messages}
-            came = {i: sent(message, gates[i]) for i, message in messages.items()}
-            for i, message in came.items():
-                gates[i].check_message(call, message.content)
-            opened = lock.open(inboxes(sealed_messages), call)
-            for i, inbox in opened.items():
-                for sealed in inbox.values():
-                    gates[i].check_sealed_message(unseal(sealed))
-                    self.passed["parcel"] += 1
-            flat = {
-                (src, dst): sealed for dst, inbox in opened.items() for src, sealed in inbox.items()
+            validators = {i: validator(engine, i) for i in messages}
+            received_messages = {
+                i: through_codec(message, validators[i]) for i, message in messages.items()
             }
-            for i, answer in function(engine, call, came, flat):
-                gates[i].check_reply(call, answer.reply)
+            for i, message in received_messages.items():
+                validators[i].check_message(call, message.content)
+            unsealed_inboxes = lock.open(inboxes(sealed_messages), call)
+            for i, inbox in unsealed_inboxes.items():
+                for sealed in inbox.values():
+                    validators[i].check_sealed_message(unseal(sealed))
+                    self.passed["sealed"] += 1
+            flat = {
+                (src, dst): sealed
+                for dst, inbox in unsealed_inboxes.items()
+                for src, sealed in inbox.items()
+            }
+            for i, answer in function(engine, call, received_messages, flat):
+                validators[i].check_reply(call, answer.reply)
                 blob = encode(lock.close(answer.reply), sealed_messages=True)
-                reply = decode(blob, sealed_messages=True, records=gates[i].records)
-                gates[i].check_reply(call, reply)
+                reply = decode(blob, sealed_messages=True, records=validators[i].records)
+                validators[i].check_reply(call, reply)
                 self.passed[call.function] += 1
                 yield i, PartyResult(reply, *answer[1:])
 
-        def evaluated(
-            engine: LoopEngine, messages: Mapping[int, Message], look: EvaluationRequest
+        def checked_evaluate(
+            engine: LoopEngine, messages: Mapping[int, Message], request: EvaluationRequest
         ) -> Iterator[Any]:
-            came = {i: sent(message, validator(engine, i)) for i, message in messages.items()}
-            for i, message in came.items():
+            received_messages = {
+                i: through_codec(message, validator(engine, i)) for i, message in messages.items()
+            }
+            for i, message in received_messages.items():
                 validator(engine, i).check_evaluation_message(message.content)
-            self.passed["evaluate"] += len(came)
-            return evaluate(engine, came, look)
+            self.passed["evaluate"] += len(received_messages)
+            return evaluate(engine, received_messages, request)
 
-        patch.setattr(LoopEngine, "run", worked)
-        patch.setattr(LoopEngine, "evaluate", evaluated)
+        patch.setattr(LoopEngine, "run", checked_run)
+        patch.setattr(LoopEngine, "evaluate", checked_evaluate)
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(monkeypatch)
+def checked_engine(monkeypatch: pytest.MonkeyPatch) -> CheckedEngine:
+    return CheckedEngine(monkeypatch)
 
 
-def test_all_that_methods_send_passes(text: str, watched: Watched, tmp_path: Path) -> None:
+def test_messages_of_every_method_pass(
+    text: str, checked_engine: CheckedEngine, tmp_path: Path
+) -> None:
     result = run(text, tmp_path)
-    known = {name for _, name in party_functions(result.job.algorithm)}
-    assert watched.passed.keys() & known
-    assert watched.passed.keys() <= known | {"parcel", "evaluate"}
+    function_names = {name for _, name in party_functions(result.job.algorithm)}
+    assert checked_engine.passed.keys() & function_names
+    assert checked_engine.passed.keys() <= function_names | {"sealed", "evaluate"}
 
 
-def test_the_gate_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_validation_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = run("fedufo", tmp_path / "plain")
-    Watched(monkeypatch)
-    gated = run("fedufo", tmp_path / "gated")
-    assert tables(gated.folder) == tables(plain.folder)
+    CheckedEngine(monkeypatch)
+    validated_run = run("fedufo", tmp_path / "validated")
+    assert tables(validated_run.folder) == tables(plain.folder)
     for party, theta in weights(plain).items():
-        assert all(torch.equal(value, weights(gated)[party][name]) for name, value in theta.items())
+        assert all(
+            torch.equal(value, weights(validated_run)[party][name]) for name, value in theta.items()
+        )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("text", OPTIONS)
-def test_so_does_what_their_options_send(text: str, watched: Watched, tmp_path: Path) -> None:
+def test_messages_with_options_pass(
+    text: str, checked_engine: CheckedEngine, tmp_path: Path
+) -> None:
     run(text, tmp_path, **OPTIONS[text])
-    assert watched.passed.keys() - {"evaluate"}
+    assert checked_engine.passed.keys() - {"evaluate"}
 
 
 @pytest.mark.sweep("adcol", "relay", "fedavg+dbe")
@@ -137,6 +149,8 @@ def test_so_does_what_their_options_send(text: str, watched: Watched, tmp_path: 
     "text",
     ["fedavg+dbe", "adcol(hidden=8)", "relay", "fedgen(gen_steps=5)", "fedbabu", "fedufo", "solo"],
 )
-def test_so_does_what_newcomers_get(text: str, watched: Watched, tmp_path: Path) -> None:
+def test_messages_to_newcomers_pass(
+    text: str, checked_engine: CheckedEngine, tmp_path: Path
+) -> None:
     run(text, tmp_path, newcomers=1, rounds=1)
-    assert watched.passed["warm_up"] == 1
+    assert checked_engine.passed["warm_up"] == 1

@@ -1,4 +1,4 @@
-"""One thread, one copy of the digits for the whole folder, and what every bad file must come to."""
+"""One thread, one copy of the digits for all tests of data, and a check of refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def digits() -> Dataset:
 
 
 def one_sentence(text: str) -> bool:
-    """Whether a text is one line that ends in a full stop and has no other sentence in it."""
+    """Whether a text is a single sentence on one line."""
     return (
         text.endswith(".")
         and "\n" not in text
@@ -38,8 +38,8 @@ def one_sentence(text: str) -> bool:
 
 @pytest.fixture
 def refuses() -> Refuses:
-    """`with refuses(path, words...)`: what is inside must be refused in one sentence with the
-    file's name and these words.
+    """`with refuses(path, words...)`: the body must be refused in one sentence with the file's name
+    and these words.
     """
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Small files in the layouts of the original datasets, as their makers give them."""
+"""Small files in the layouts of the original datasets."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MARKET = "Market-1501-v15.09.15"
 
 
 def photo(path: Path, size: tuple[int, int] = (8, 8), shade: int | None = None) -> None:
-    """A small picture, of noise or of one shade."""
+    """A small image, of noise or of one shade."""
     image = pytest.importorskip("PIL.Image")
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = (
@@ -82,7 +82,7 @@ def fashion(root: Path) -> None:
     idx(root / "FashionMNIST" / "raw", "train", "t10k", [0, 9])
 
 
-def messages(root: Path) -> None:
+def emnist_letters(root: Path) -> None:
     idx(root, "emnist-letters-train", "emnist-letters-test", [1, 26])
 
 

@@ -1,5 +1,5 @@
-"""Random changes to training images: each does what it says, from keys, and touches nothing but
-what is learned from.
+"""Random augmentations of training images: each does what it says, depends on keys only, and
+changes nothing but training samples.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def augment(
 def images(
     n: int = 12, channels: int = 2, height: int = 4, width: int = 5, seed: int = 0
 ) -> Tensor:
-    """No two pixels alike, none zero, and all exact in 32 bits after any sum."""
+    """Images whose pixels are all different, not zero, and exact in 32 bits after any sum."""
     values = np.random.default_rng(seed).permutation(n * channels * height * width) + 1
     return torch.from_numpy(values.reshape(n, channels, height, width)).float()
 
 
 def chance(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    """All that is drawn uniformly is this."""
+    """Make every uniform draw return this value."""
     monkeypatch.setattr(torch, "rand", lambda n, **_: torch.full((n,), value))
 
 
 # --- flip
 
 
-def test_flip_turns_whole_images_left_for_right() -> None:
+def test_flip_mirrors_whole_images() -> None:
     x = images(200)
     changed = augment("flip")(x, KEY)
     turned = (changed == x.flip(-1)).flatten(1).all(1)
@@ -76,7 +76,7 @@ def test_flip_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moves(x: Tensor, changed: Tensor, by: int, black: float = 0.0) -> list[tuple[int, int]]:
-    """How far each image was moved, down and right: the one window of the padded image that it is."""
+    """How far each image was moved down and right, found by comparing windows of the padded image."""
     height, width = x.shape[-2:]
     offsets = []
     for before, after in zip(x, changed, strict=True):
@@ -93,7 +93,7 @@ def moves(x: Tensor, changed: Tensor, by: int, black: float = 0.0) -> list[tuple
 
 
 @pytest.mark.parametrize("by", [1, 2, 3])
-def test_crop_moves_whole_images_by_up_to_so_many_pixels(by: int) -> None:
+def test_crop_moves_whole_images_up_to_pad_pixels(by: int) -> None:
     x = images(400)
     offsets = moves(x, augment(f"crop(pad={by})")(x, KEY), by)
     all_offsets = {(i, j) for i in range(-by, by + 1) for j in range(-by, by + 1)}
@@ -101,11 +101,11 @@ def test_crop_moves_whole_images_by_up_to_so_many_pixels(by: int) -> None:
     assert max(offsets.count(move) for move in all_offsets) < 4 * 400 / len(all_offsets)
 
 
-def test_crop_pads_four_unless_told_and_may_be_wider_than_the_image() -> None:
+def test_crop_pads_four_by_default() -> None:
     x = images(300, height=2, width=2)
     changed = augment("crop")(x, KEY)
-    gone = (changed == 0).flatten(1).all(1)
-    assert float(gone.float().mean()) == pytest.approx(
+    is_black = (changed == 0).flatten(1).all(1)
+    assert float(is_black.float().mean()) == pytest.approx(
         1 - (3 / 9) ** 2, abs=0.1
     )  # moved by 2 or more, one way or the other
     assert augment("crop").changes == augment("crop(pad=4)").changes == augment("crop(4)").changes
@@ -125,29 +125,33 @@ def test_crop_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- rotate
 
 
-@pytest.mark.parametrize(("drawn", "turns"), [(1.0, 1), (0.0, -1), (0.5, 0)])
+@pytest.mark.parametrize(("uniform", "turns"), [(1.0, 1), (0.0, -1), (0.5, 0)])
 def test_rotate_by_a_quarter_each_way(
-    drawn: float, turns: int, monkeypatch: pytest.MonkeyPatch
+    uniform: float, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = images(3, height=5, width=5) / 1000
-    chance(monkeypatch, drawn)
+    chance(monkeypatch, uniform)
     torch.testing.assert_close(
         augment("rotate(degrees=90)")(x, KEY), torch.rot90(x, turns, (-2, -1)), rtol=0, atol=1e-5
     )
 
 
 @pytest.mark.parametrize(("height", "width"), [(3, 5), (6, 4), (4, 4)])
-def test_rotate_turns_in_pixels_whatever_the_sides(
+def test_rotation_of_images_that_are_not_square(
     height: int, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quarter turn of a picture that is not square: put it into a square of black, turn that, and
-    cut the middle out.
+    """A quarter turn of an image that is not square equals that of a black square around it,
+    cropped to the middle.
     """
     x = images(3, height=height, width=width) / 1000
     side = max(height, width)
-    up, left = (side - height) // 2, (side - width) // 2
-    square = pad(x, (left, side - width - left, up, side - height - up))
-    expected = torch.rot90(square, 1, (-2, -1))[..., up : up + height, left : left + width]
+    margin_top, margin_left = (side - height) // 2, (side - width) // 2
+    square = pad(
+        x, (margin_left, side - width - margin_left, margin_top, side - height - margin_top)
+    )
+    expected = torch.rot90(square, 1, (-2, -1))[
+        ..., margin_top : margin_top + height, margin_left : margin_left + width
+    ]
     chance(monkeypatch, 1.0)
     torch.testing.assert_close(augment("rotate(degrees=90)")(x, KEY), expected, rtol=0, atol=1e-5)
     chance(monkeypatch, 1.0)
@@ -157,9 +161,7 @@ def test_rotate_turns_in_pixels_whatever_the_sides(
 
 
 def test_rotate_is_bilinear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eighth of a turn: the pixel right of the middle comes from between it and its neighbour,
-    by hand.
-    """
+    """An eighth of a turn: pixels beside the middle are interpolated between their neighbours."""
     x = torch.zeros(1, 1, 3, 3)
     x[0, 0, 0, 2] = 1.0  # the corner, at (1, 1) from the middle
     chance(monkeypatch, 1.0)
@@ -173,7 +175,7 @@ def test_rotate_is_bilinear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rotate_draws_angles_up_to_its_degrees() -> None:
-    """A pixel far from the middle shows by how much each image was turned."""
+    """A pixel far from the middle shows the angle of each image."""
     x = torch.zeros(300, 1, 41, 41)
     x[:, :, 19:22, 38:41] = 1.0
     changed = augment("rotate(degrees=30)")(x, KEY)[:, 0]
@@ -191,9 +193,9 @@ def test_rotate_draws_angles_up_to_its_degrees() -> None:
 # --- black
 
 
-def test_black_is_what_zero_became() -> None:
-    """White images, whose mean and spread are known a channel: what comes in at the sides is (0 -
-    mean) / std.
+def test_border_is_the_normalised_zero() -> None:
+    """White images with known mean and deviation per channel: pixels from outside are (0 - mean) /
+    std.
     """
     data = Dataset(
         "white",
@@ -231,7 +233,7 @@ def test_constants_of_one_or_two_channels(
     data = Dataset("two", torch.zeros(40, 2, 4, 4), torch.arange(40) % 2, 2, mean=mean, std=std)
     fed = data.partition("iid", 2)
     assert fed.preprocess.black == pytest.approx(black)
-    x = fed.parties["p0"].train.x  # black all over: whatever is moved in is black, too
+    x = fed.parties["p0"].train.x  # all pixels are black, and so are those from outside
     torch.testing.assert_close(augment("crop|rotate", fed.preprocess.black, fed.shape)(x, KEY), x)
 
 
@@ -247,7 +249,7 @@ def test_arrays_have_black_at_zero() -> None:
 @pytest.mark.parametrize(
     "text", ["flip", "crop(pad=2)", "rotate", "flip|crop(pad=1)|rotate(degrees=20)"]
 )
-def test_the_same_key_gives_the_same_and_another_other(text: str) -> None:
+def test_augmentation_depends_on_the_key_only(text: str) -> None:
     change, x = augment(text), images(20)
     before = x.clone()
     assert torch.equal(change(x, KEY), change(x, KEY))
@@ -256,14 +258,14 @@ def test_the_same_key_gives_the_same_and_another_other(text: str) -> None:
 
 
 def test_each_change_draws_for_itself() -> None:
-    """Had both drawn the same, each image would be turned back."""
+    """With equal draws the second flip would undo the first."""
     x = images(100)
     turned = (augment("flip|flip")(x, KEY) == x.flip(-1)).flatten(1).all(1)
     assert 25 < int(turned.sum()) < 75
 
 
 def test_draws_do_not_drift() -> None:
-    """A seed means one sequence of pictures, in the next version too."""
+    """A seed gives the same images in later versions."""
     x = images(8, height=3, width=3)
     turned = (augment("flip")(x, KEY) != x).flatten(1).any(1)
     assert turned.int().tolist() == [1, 0, 0, 0, 1, 0, 1, 1]
@@ -285,22 +287,29 @@ def stream(text: str, **how: Any) -> list[Any]:
     return list(batches(data, KEY, Training(batch=5, augment=change, **how)))
 
 
-def test_every_epoch_sees_other_pictures_of_the_same_samples() -> None:
+def test_every_epoch_augments_the_same_samples_differently() -> None:
     plain, changed = stream("none", epochs=2), stream("crop(pad=2)", epochs=2)
     assert [b.number for b in changed] == list(range(10))
     batches_by_epoch: list[dict[int, Tensor]] = [{}, {}]
-    for one, two in zip(plain, changed, strict=True):
-        assert torch.equal(one.indices, two.indices)  # batches and their order are as without
-        assert torch.equal(one.y, two.y)
-        moves(one.x, two.x, 2)  # each picture is one of this very sample
-        batches_by_epoch[two.number // 5] |= dict(zip(two.indices.tolist(), two.x, strict=True))
+    for original, augmented in zip(plain, changed, strict=True):
+        assert torch.equal(
+            original.indices, augmented.indices
+        )  # the same batches in the same order
+        assert torch.equal(original.y, augmented.y)
+        moves(original.x, augmented.x, 2)  # each image is a crop of the same sample
+        batches_by_epoch[augmented.number // 5] |= dict(
+            zip(augmented.indices.tolist(), augmented.x, strict=True)
+        )
     first, second = batches_by_epoch
     assert first.keys() == second.keys() == set(range(23))
     assert sum(torch.equal(first[i], second[i]) for i in first) < 6  # 1 in 25 moves alike
-    offsets_by_epoch = [moves(one.x, two.x, 2) for one, two in zip(plain, changed, strict=True)]
+    offsets_by_epoch = [
+        moves(original.x, augmented.x, 2)
+        for original, augmented in zip(plain, changed, strict=True)
+    ]
     assert (
         len({tuple(epoch_offsets[:3]) for epoch_offsets in offsets_by_epoch}) == 10
-    )  # each batch of each epoch draws anew
+    )  # each batch of each epoch has its own draws
 
 
 def test_a_number_of_steps_instead_of_epochs() -> None:
@@ -310,8 +319,8 @@ def test_a_number_of_steps_instead_of_epochs() -> None:
 
 
 @given(st.integers(0, 1000))
-def test_what_is_no_image_stays_as_it_is(seed: int) -> None:
-    """Representations that are learned from, signals and tables."""
+def test_data_without_images_are_not_changed(seed: int) -> None:
+    """Representations, signals and tables."""
     change, key = augment("flip|crop(pad=1)|rotate", (0.5,)), Key.root(seed)
     for x in (images(6).flatten(1), images(6)[:, 0]):
         assert change(x, key) is x
@@ -354,8 +363,8 @@ ALL = "flip|crop(pad=2)|rotate(degrees=15)"
 
 @pytest.mark.filterwarnings("ignore:adcol is meant for")
 @pytest.mark.parametrize("text", over_methods(["fedavg", "feduad", "adcol", "fedrep"]))
-def test_engines_see_the_same_pictures(text: str, fed: Federation, tmp_path: Path) -> None:
-    """Also where a part of a method learns from representations (feduad, adcol)."""
+def test_engines_have_the_same_augmented_images(text: str, fed: Federation, tmp_path: Path) -> None:
+    """Also for methods that train a part on representations (feduad, adcol)."""
     loop = run(text, fed, tmp_path / "loop", augment=ALL)
     process = run(text, fed, tmp_path / "process", augment=ALL, engine="process", workers=2)
     assert tables(tmp_path / "loop") == tables(tmp_path / "process")
@@ -363,7 +372,7 @@ def test_engines_see_the_same_pictures(text: str, fed: Federation, tmp_path: Pat
     assert not same_weights(loop, run(text, fed, tmp_path / "none"))
 
 
-def test_none_is_as_if_there_were_no_such_option(fed: Federation, tmp_path: Path) -> None:
+def test_augment_none_changes_nothing(fed: Federation, tmp_path: Path) -> None:
     first, second = (
         run("fedavg", fed, tmp_path / "a"),
         run("fedavg", fed, tmp_path / "b", augment="none"),
@@ -373,8 +382,8 @@ def test_none_is_as_if_there_were_no_such_option(fed: Federation, tmp_path: Path
     assert all(p.training.augment is None for p in first.job.parties)
 
 
-def test_solo_learns_from_the_pictures_of_its_own_keys(fed: Federation, tmp_path: Path) -> None:
-    """One step by hand: the gradient at the first batch, changed by the batch's key."""
+def test_step_of_solo_uses_images_of_its_key(fed: Federation, tmp_path: Path) -> None:
+    """One step equals the gradient at the first batch, augmented by the batch's key."""
     result = run("solo", fed, tmp_path, model="linear", rounds=1, steps=1, augment=ALL)
     party = result.job.parties[2]
     key = result.job.root.fold("party", 2, 1, "local", 0)
@@ -393,17 +402,20 @@ def test_solo_learns_from_the_pictures_of_its_own_keys(fed: Federation, tmp_path
         )
 
 
-def test_what_is_judged_is_not_changed(fed: Federation, tmp_path: Path) -> None:
-    one, two = run("fedavg", fed, tmp_path / "a"), run("fedavg", fed, tmp_path / "b", augment=ALL)
-    first, second = ([m for m in r.metrics if m.round == 0] for r in (one, two))
-    assert first == second  # before the first step all is as it was
+def test_test_images_are_not_augmented(fed: Federation, tmp_path: Path) -> None:
+    plain, augmented = (
+        run("fedavg", fed, tmp_path / "a"),
+        run("fedavg", fed, tmp_path / "b", augment=ALL),
+    )
+    first, second = ([m for m in r.metrics if m.round == 0] for r in (plain, augmented))
+    assert first == second  # before the first step nothing differs
     for name in fed.names:
         test = fed.parties[name].test
-        right = (two.model(name).predict(test) == test.y).float().mean().item()
-        assert two.summary["accuracy"]["per_party"][name] == pytest.approx(right)
+        right = (augmented.model(name).predict(test) == test.y).float().mean().item()
+        assert augmented.summary["accuracy"]["per_party"][name] == pytest.approx(right)
 
 
-def test_a_stopped_run_goes_on_with_them(
+def test_resumed_run_has_the_same_augmentation(
     fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
@@ -416,15 +428,15 @@ def test_a_stopped_run_goes_on_with_them(
 
     with pytest.raises(KeyboardInterrupt):
         run("fedavg", fed, tmp_path / "stopped", augment=ALL, rounds=4, progress=Stop())
-    resumed = run("fedavg", fed, tmp_path / "stopped", augment=ALL, rounds=4, resume=True)
+    resumed_run = run("fedavg", fed, tmp_path / "stopped", augment=ALL, rounds=4, resume=True)
     assert tables(tmp_path / "straight") == tables(tmp_path / "stopped")
-    assert same_weights(straight, resumed)
+    assert same_weights(straight, resumed_run)
     assert f'augment = "{ALL}"' in (tmp_path / "stopped" / "config.toml").read_text()
     with pytest.raises(UsageError, match="other settings"):
         run("fedavg", fed, tmp_path / "stopped", augment="flip", rounds=4, resume=True)
 
 
-def test_newcomers_learn_from_changed_pictures_too(fed: Federation, tmp_path: Path) -> None:
+def test_training_of_newcomers_is_augmented(fed: Federation, tmp_path: Path) -> None:
     late = {"newcomers": 1, "join_epochs": 2}
     first, second = (
         run("fedavg", fed, tmp_path / "a", **late),
@@ -467,7 +479,7 @@ def test_refusals(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4,), (9, 128)])
-def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
+def test_augment_is_refused_without_images(shape: tuple[int, ...]) -> None:
     data = Dataset("flat", torch.rand(40, *shape), torch.arange(40) % 2, 2)
     fed = data.partition("iid", 2)
     message = f"augment is for images, but a sample here has shape {shape}; use augment=none."
@@ -476,12 +488,10 @@ def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
     assert Augment.read("none", fed.preprocess.black, fed.shape) is None
 
 
-# --- what was wrong once
+# --- regressions
 
 
-def test_the_pooled_model_learns_from_changed_pictures_like_everybody(
-    fed: Federation, tmp_path: Path
-) -> None:
+def test_centralized_training_is_augmented(fed: Federation, tmp_path: Path) -> None:
     first, second = (
         run("centralized", fed, tmp_path / "a"),
         run("centralized", fed, tmp_path / "b", augment=ALL),

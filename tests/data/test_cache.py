@@ -1,6 +1,4 @@
-"""Prepared once, then taken from the cache: by several processes at once, after a change, after
-damage; and checksums.
-"""
+"""The cache of prepared datasets: concurrent processes, changed files, damaged copies, checksums."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def test_a_changed_file_is_read_again(cache: Path) -> None:
     save(path, 3)
     os.utime(path, ns=(1, 1))
     assert load("usps").y.tolist() == [3, 4, 5, 6] * 2
-    assert before.y.tolist() == [0, 1, 2, 3] * 2  # what was loaded stays what it was
+    assert before.y.tolist() == [0, 1, 2, 3] * 2  # the loaded dataset does not change
 
 
 @pytest.mark.parametrize(
@@ -77,29 +75,27 @@ def test_a_damaged_copy_is_not_used_and_made_again(damage: str, cache: Path) -> 
     assert prepared.read(cached).fingerprint() == fine
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_cache_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMITY_CACHE", os.devnull)
     assert load("usps").y.tolist() == [0, 1, 2, 3] * 2
 
 
-def test_all_processes_that_start_at_once_get_the_same(cache: Path) -> None:
-    """Each reads the files (none finds a cache before all have begun), one writes, all share its
+def test_concurrent_processes_share_one_cache(cache: Path) -> None:
+    """All processes read the files before there is a cache; one writes it, and all share its
     folder.
     """
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(PROCESSES), context.Queue()
 
-    def read(paths: FilePaths) -> Dataset:
+    def reader(paths: FilePaths) -> Dataset:
         start.wait(30)
         return Dataset("some", torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8), 8)
 
-    def work() -> None:
-        dataset = load_dataset("some", (FileLayout(read, ("usps.npz",)),))
+    def read_dataset() -> None:
+        dataset = load_dataset("some", (FileLayout(reader, ("usps.npz",)),))
         results.put((dataset.fingerprint(), len(list(cache.iterdir()))))
 
-    workers = [context.Process(target=work) for _ in range(PROCESSES)]
+    workers = [context.Process(target=read_dataset) for _ in range(PROCESSES)]
     for worker in workers:
         worker.start()
     outcomes = [results.get(timeout=60) for _ in workers]
@@ -107,11 +103,11 @@ def test_all_processes_that_start_at_once_get_the_same(cache: Path) -> None:
         worker.join(60)
         assert worker.exitcode == 0
     assert len({fingerprint for fingerprint, _ in outcomes}) == 1
-    (cached,) = cache.iterdir()  # and nothing half written beside it
+    (cached,) = cache.iterdir()  # and no incomplete folder beside it
     assert prepared.read(cached).fingerprint() == outcomes[0][0]
 
 
-def test_what_is_prepared_is_memory_mapped(cache: Path) -> None:
+def test_cached_data_are_memory_mapped(cache: Path) -> None:
     x = load("usps").x
     maps = Path("/proc/self/maps")
     if not maps.exists():
@@ -120,7 +116,7 @@ def test_what_is_prepared_is_memory_mapped(cache: Path) -> None:
     assert x.shape == (8, 1, 16, 16)
 
 
-def test_a_file_that_is_not_the_published_one_is_said_and_used(cache: Path) -> None:
+def test_other_file_than_the_published_one_is_warned_of(cache: Path) -> None:
     data = load("usps")
     (note,) = [note for note in data.warnings if "published" in note]
     assert note.startswith("usps: usps.npz is not the published file (its sha256 is ")
@@ -168,19 +164,21 @@ def test_the_real_files_are_the_published_ones(
     assert not [note for note in load(name).warnings if "published" in note]
 
 
-def test_folders_may_be_called_as_others_call_them(
+def test_folder_names_may_differ_in_case_and_hyphens(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = cache.parent / "data" / "usps.npz"
     for folder in ("USPS", "usps/raw", "Us_Ps"):
-        moved = cache.parent / folder.replace("/", "-") / folder / "usps.npz"
-        moved.parent.mkdir(parents=True)
-        moved.write_bytes(source.read_bytes())
+        path = cache.parent / folder.replace("/", "-") / folder / "usps.npz"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(source.read_bytes())
         monkeypatch.setenv("COMITY_DATA", str(cache.parent / folder.replace("/", "-")))
         assert len(load("usps")) == 8
 
 
-def test_two_folders_and_none(cache: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
+def test_several_folders_and_no_folder(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any
+) -> None:
     monkeypatch.setenv(
         "COMITY_DATA", os.pathsep.join(["/no/such/place", str(cache.parent / "data")])
     )

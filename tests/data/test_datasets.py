@@ -1,4 +1,4 @@
-"""Datasets: those that have a name, those of a user's file, and what a dataset must be."""
+"""Datasets by name, datasets of a user's file, and checks of datasets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_digits(digits: Dataset) -> None:
     assert digits.official_test is None
 
 
-def test_the_catalogue_tells_the_truth() -> None:
+def test_catalogue_matches_the_datasets() -> None:
     for card in catalogue():
         if not card["here"]:
             continue
@@ -36,11 +36,11 @@ def test_the_catalogue_tells_the_truth() -> None:
             "licence": data.licence,
         }
         assert {name: card[name] for name in entries} == entries
-        assert len(data) <= int(str(card["samples"]))  # of some only a part is here
+        assert len(data) <= int(str(card["samples"]))  # of some only a part is available
         assert sorted(set(data.y.tolist())) == list(range(data.classes))
 
 
-def test_ten_parties_unless_told_and_normalised(digits: Dataset) -> None:
+def test_ten_parties_by_default_and_normalised_inputs(digits: Dataset) -> None:
     fed = digits.partition("iid")
     assert fed.names == [f"p{i}" for i in range(10)]
     x = fed.parties["p0"].train.x
@@ -182,6 +182,6 @@ def load():
         ),
     ],
 )
-def test_a_users_file_that_will_not_do(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_users_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         load(write(tmp_path, text))

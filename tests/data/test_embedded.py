@@ -1,4 +1,4 @@
-"""The embedded digits are scikit-learn's, however they are read."""
+"""The embedded digits equal those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from comity.data.sets import embedded
 
 
-def test_the_file_holds_what_scikit_learn_gives() -> None:
+def test_embedded_file_equals_scikit_learn() -> None:
     pixels, labels = load_digits(return_X_y=True)
     ours, theirs = embedded._read_digits()
     assert ours.dtype == pixels.dtype
@@ -23,7 +23,7 @@ def test_the_file_holds_what_scikit_learn_gives() -> None:
 @pytest.mark.parametrize(
     "spec", [None, ModuleSpec("sklearn", None, origin="/nowhere/sklearn/__init__.py")]
 )
-def test_without_the_file_scikit_learn_is_asked(
+def test_without_the_file_scikit_learn_is_used(
     spec: ModuleSpec | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = embedded._read_digits()

@@ -1,4 +1,4 @@
-"""Federations: from a user's own arrays, and what they tell about themselves."""
+"""Federations from a user's arrays: their parts, counts and fingerprints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_sample_once_and_unchanged() -> None:
     assert len(north.test) == 5
 
 
-def test_arrays_tensors_and_lists_are_alike() -> None:
+def test_arrays_tensors_and_lists_are_equivalent() -> None:
     x, y = np.arange(40).reshape(20, 2), np.arange(20) % 2
     kinds: list[tuple[Any, Any]] = [
         (x, y),
@@ -60,7 +60,7 @@ def test_the_users_arrays_are_copied() -> None:
     assert fed.fingerprint() == before
 
 
-def test_a_test_pair_of_ones_own() -> None:
+def test_arrays_with_a_test_set() -> None:
     train, test = pair(20), pair(7, seed=1)
     fed = Federation.from_arrays({"north": (train, test)}, validation=0.2)
     party, share = fed.parties["north"], fed.split.parties["north"]

@@ -1,6 +1,4 @@
-"""Parties that the data have of their own: whose samples are whose, what they are called, and what
-`auto` makes of them.
-"""
+"""Natural parties of the data: which samples they own, their names, and `auto`."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ seeds = st.integers(0, 1000)
 
 
 def dataset(of: Any, official: Any = None, names: tuple[str, ...] = NAMES, **more: Any) -> Dataset:
-    """Samples that say which they are: x is the position."""
+    """A dataset in which x is the position of the sample."""
     n = len(of)
     more.setdefault("groups", {"who": Groups(names, np.array(of, dtype=np.int64))})
     is_test = None if official is None else torch.as_tensor(official)
@@ -42,7 +40,7 @@ def dataset(of: Any, official: Any = None, names: tuple[str, ...] = NAMES, **mor
 
 
 def owned(fed: Federation) -> dict[str, list[int]]:
-    """All positions of each party, by what its samples say themselves."""
+    """All positions of each party, read from its samples."""
     return {
         name: sorted(int(v) for part in (p.train, p.validation, p.test) for v in part.x[:, 0])
         for name, p in fed.parties.items()
@@ -50,14 +48,14 @@ def owned(fed: Federation) -> dict[str, list[int]]:
 
 
 def groups_of(of: Any, least: int = 1) -> dict[str, list[int]]:
-    """Each group's positions, of those that have enough."""
+    """The positions of each group that is large enough."""
     positions_by_group = {
         name: np.flatnonzero(np.array(of) == g).tolist() for g, name in enumerate(NAMES)
     }
     return {name: at for name, at in positions_by_group.items() if len(at) >= least}
 
 
-# --- natural: one party a group
+# --- natural: one party for each group
 
 
 @given(of=who, least=st.integers(2, 8), seed=seeds)
@@ -68,10 +66,10 @@ def test_natural_parties_are_the_groups_that_are_large_enough(
     assume(expected)
     fed = dataset(of).partition(f"natural(min={least})", seed=seed)
     assert owned(fed) == expected
-    assert fed.names == list(expected)  # in the order of the names, whoever comes first in the data
+    assert fed.names == list(expected)  # in the order of the names, not of the data
 
 
-def test_natural_leaves_out_those_with_fewer_than_four_unless_told() -> None:
+def test_natural_leaves_out_groups_of_fewer_than_four_by_default() -> None:
     of = [0] * 4 + [1] * 3 + [2] * 9 + [3] * 5
     assert dataset(of).partition("natural").names == ["ann", "cyd", "dan"]
     assert dataset(of).partition("natural(min=3)").names == list(NAMES)
@@ -101,7 +99,7 @@ def test_natural_cannot_make_more_parties_than_there_are_groups() -> None:
         dataset(of).partition("natural(min=10)")
 
 
-def test_natural_counts_what_is_not_kept_for_the_common_test_set() -> None:
+def test_natural_does_not_count_samples_of_the_common_test_set() -> None:
     """Ann has six samples, but four of them are official test samples."""
     of, is_test = [0] * 6 + [1] * 6, [False, False] + [True] * 4 + [False] * 5 + [True]
     data = dataset(of, is_test)
@@ -120,14 +118,14 @@ def test_the_seed_changes_the_parts_of_natural_parties_and_nothing_else() -> Non
     assert first.split.parties["ann"].test != second.split.parties["ann"].test
 
 
-def test_a_party_is_the_same_whoever_else_takes_part() -> None:
-    """Its test part, its noise and what it keeps hang on its name, not on its place."""
+def test_party_does_not_depend_on_the_other_parties() -> None:
+    """Its test part, its noise and its kept samples depend on its name, not on its index."""
     data = dataset(np.arange(80) % 4)
     two, four = (data.partition("natural|keep(samples=9)", n, seed=3) for n in (2, 4))
     assert all(two.split.parties[n] == four.split.parties[n] for n in two.names)
 
 
-# --- domain: a source cut in parts
+# --- domain: a source split into parts
 
 
 @given(of=who, parts=st.integers(1, 3), seed=seeds)
@@ -190,7 +188,7 @@ def test_domain_leaves_out_names_without_samples() -> None:
     assert dataset([2] * 8 + [0] * 8).partition("domain").names == ["ann", "cyd"]
 
 
-# --- which grouping
+# --- the choice of the grouping
 
 
 def two_ways() -> Dataset:
@@ -251,7 +249,7 @@ def test_data_without_groups_have_no_natural_parties(digits: Dataset, spec: str)
         digits.partition(spec, 3)
 
 
-# --- what a party gets is its own group's
+# --- a party has samples of its own group only
 
 
 @pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "own(0.5)"])
@@ -270,7 +268,7 @@ def test_nothing_of_another_group_in_any_part(spec: str, test: str) -> None:
 # --- auto
 
 
-def test_auto_is_the_home_of_the_data() -> None:
+def test_auto_is_the_default_partition_of_the_data() -> None:
     for home, parties in (
         ("natural", None),
         ("domain(by=who,parts=2)|keep(samples=4)", 5),
@@ -284,10 +282,10 @@ def test_auto_is_the_home_of_the_data() -> None:
         assert_same(auto, explicit)
         assert (
             auto.split.partition == home
-        )  # resolved: a saved split does not hang on what auto means
+        )  # resolved: a saved split does not depend on the meaning of auto
 
 
-def test_steps_follow_auto_and_those_of_the_home() -> None:
+def test_steps_follow_auto_and_those_of_the_default_partition() -> None:
     data = dataset(np.arange(80) % 4, default_partition="natural|keep(samples=9)")
     fed = data.partition("auto|keep(samples=5)|concept")
     assert fed.split.partition == "natural|keep(samples=9)|keep(samples=5)|concept"
@@ -295,13 +293,13 @@ def test_steps_follow_auto_and_those_of_the_home() -> None:
     assert [len(s.train + s.validation) for s in fed.split.parties.values()] == [5] * 4
 
 
-def test_auto_of_data_without_a_home_is_dirichlet_with_ten_parties(digits: Dataset) -> None:
+def test_auto_without_a_default_partition_is_dirichlet(digits: Dataset) -> None:
     fed = digits.partition("auto")
     assert_same(fed, digits.partition("dirichlet(alpha=0.5)", 10))
     assert fed.split.partition == "dirichlet(alpha=0.5)"
 
 
-# --- the same again
+# --- saved splits
 
 
 @pytest.mark.parametrize(
@@ -340,8 +338,8 @@ def test_a_saved_split_of_groups_builds_the_same(tmp_path: Path, spec: str, test
     assert again.preprocess.black == fed.preprocess.black == pytest.approx((-1.5, -4 / 9))
 
 
-def test_the_fingerprint_knows_the_groups() -> None:
-    """A split of the same samples by other groups would be a split of other data."""
+def test_fingerprint_depends_on_the_groups() -> None:
+    """Data with other groups must not take the same saved split."""
     of = np.arange(40) % 4
     plain, same = dataset(of), dataset(of)
     assert plain.fingerprint() == same.fingerprint()
@@ -378,7 +376,7 @@ Command = Callable[..., tuple[int, str, str]]
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """`comity ...` in an empty folder: exit code, stdout, stderr."""
+    """Runs `comity ...` in an empty folder; returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -439,19 +437,19 @@ def test_a_run_with_fewer_parties(command: Command, file: Path, tmp_path: Path) 
     assert settings(tmp_path / "two")["parties"] == 2
 
 
-def test_a_stopped_run_goes_on_with_its_own_parties(
-    command: Command, file: Path, tmp_path: Path
-) -> None:
+def test_resumed_run_has_the_same_parties(command: Command, file: Path, tmp_path: Path) -> None:
     assert command("run", "fedavg", "--data", file, *QUICK, "--out", "whole")[0] == 0
     before = (tmp_path / "whole" / "metrics.csv").read_bytes()
     (tmp_path / "whole" / "summary.json").unlink()
-    for left in (tmp_path / "whole" / "checkpoints").iterdir():
-        left.unlink()
+    for path in (tmp_path / "whole" / "checkpoints").iterdir():
+        path.unlink()
     assert command("resume", "whole")[0] == 0
     assert (tmp_path / "whole" / "metrics.csv").read_bytes() == before
 
 
-def test_compare_finds_them_too_and_goes_on(command: Command, file: Path, tmp_path: Path) -> None:
+def test_comparison_on_natural_parties_is_resumed(
+    command: Command, file: Path, tmp_path: Path
+) -> None:
     arguments = ("compare", "fedavg", "--data", file, *QUICK, "--seeds", "0,1", "--out", "all")
     code, _, err = command(*arguments)
     assert code == 0, err
@@ -529,7 +527,7 @@ def test_official_on_the_command_line(command: Command, tmp_path: Path) -> None:
     }
 
 
-# --- what was wrong once
+# --- regressions
 
 
 @pytest.mark.parametrize("name", ["server", "a/b", "a,b", "", "x" * 70])
@@ -552,7 +550,7 @@ def test_groups_that_do_not_fit_the_samples_are_refused(of: Any) -> None:
         dataset([0] * 40, groups={"who": Groups(NAMES, of)}).partition("natural")
 
 
-def test_a_source_smaller_than_its_parts_gets_advice_that_works() -> None:
+def test_error_for_a_small_source_gives_working_advice() -> None:
     with pytest.raises(UsageError) as caught:
         dataset([0] * 38 + [1] * 2).partition("domain(parts=3)")
     assert "take=0" not in str(caught.value)
@@ -563,7 +561,7 @@ def test_auto_takes_no_options() -> None:
         dataset(np.arange(40) % 4, default_partition="natural").partition("auto(parties=3)")
 
 
-def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(
+def test_split_file_whose_name_begins_with_auto_is_a_file(
     file: Path, tmp_path: Path, command: Command
 ) -> None:
     Path("auto-split.json").write_text(
@@ -586,7 +584,7 @@ def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(
     assert settings(tmp_path / "out")["partition"] == "auto-split.json"
 
 
-def test_compare_says_a_note_of_the_data_once(command: Command, file: Path) -> None:
+def test_compare_prints_a_warning_of_the_data_once(command: Command, file: Path) -> None:
     _, out, _ = command("compare", "fedavg", "--data", file, *QUICK, "--out", "all")
     assert out.count("mine: bonn is small.") == 1
 
@@ -594,7 +592,7 @@ def test_compare_says_a_note_of_the_data_once(command: Command, file: Path) -> N
 def test_the_split_of_a_run_whose_folder_has_its_methods_options(
     file: Path, tmp_path: Path, command: Command
 ) -> None:
-    """As `comity run` itself calls them: fedprox(mu=0.1)-mine-s0."""
+    """`comity run` names folders like fedprox(mu=0.1)-mine-s0."""
     assert command("run", "fedprox(mu=0.1)", "--data", file, *QUICK)[0] == 0
     split = tmp_path / "runs" / "fedprox(mu=0.1)-mine-s0" / "split.json"
     code, _, err = command(
@@ -612,7 +610,7 @@ LISTED = Groups(NAMES, [0, 1, 2, 3] * 10)  # type: ignore[arg-type]
 @pytest.mark.parametrize(
     "groups", [LISTED, np.arange(40) % 4, NAMES], ids=["list", "array", "names"]
 )
-def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
+def test_groups_of_various_types_are_accepted_or_refused(groups: Any) -> None:
     try:
         fed = dataset([0] * 40, groups={"who": groups}).partition("natural")
     except UsageError:

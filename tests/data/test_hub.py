@@ -1,5 +1,5 @@
-"""The Hugging Face hub, with a stand-in for the package `datasets`; and what is said where that or
-the network is missing.
+"""The Hugging Face hub, with a fake package `datasets`; and errors without the package or the
+network.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RNG = np.random.default_rng(0)
 
 
 class Image:
-    """A feature, known by the name of its type; so are the next two."""
+    """A feature, recognised by the name of its type, like the next two."""
 
 
 class ClassLabel:
@@ -51,7 +51,9 @@ class Rows:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """What the hub holds, by name (and configuration); an exception is raised."""
+    """The datasets of the fake hub by name and configuration; a value that is an exception is
+    raised.
+    """
     datasets: dict[str, Any] = {}
 
     def load_dataset(name: str, configuration: str | None = None) -> Any:
@@ -198,7 +200,7 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
 
 
 @pytest.mark.parametrize(
-    ("held", "words"),
+    ("content", "words"),
     [
         (
             ConnectionError("Couldn't reach 'o/n' on the Hub (LocalEntryNotFoundError)"),
@@ -229,8 +231,10 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
         ({"train": Rows(NUMBERS, a=[1.0, 2.0], label=[0, -1])}, ("has the label -1 in row 2",)),
     ],
 )
-def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, Any]) -> None:
-    hub["o/n"] = held
+def test_unusable_dataset_is_refused(
+    content: Any, words: tuple[str, ...], hub: dict[str, Any]
+) -> None:
+    hub["o/n"] = content
     with pytest.raises(UsageError) as caught:
         load("hub:o/n")
     text = str(caught.value)
@@ -239,13 +243,15 @@ def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, An
     assert not re.search(r"[.!?] +[A-Z]", text)
 
 
-def test_a_package_that_runs_scripts(hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_package_version_is_refused(
+    hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["datasets"], "__version__", "3.6.0")
     with pytest.raises(UsageError, match=r"datasets 3\.6\.0 runs scripts .* 'datasets>=4'"):
         load("hub:ylecun/mnist")
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError) as caught:
         load("hub:ylecun/mnist")

@@ -1,4 +1,4 @@
-"""People's own federation: arrays, tables and pictures, one file or folder a party."""
+"""`import_federation`: arrays, tables and images, one file or folder for each party."""
 
 from __future__ import annotations
 
@@ -139,10 +139,10 @@ def test_tables_of_all_kinds(source: Path, out: Path) -> None:
     assert any("12% of all values are missing" in note for note in data.warnings)
     x = data.partition("auto").parties["east"].train.x
     assert x.isfinite().all()
-    assert x.shape[1] == 5  # a column says what was filled
+    assert x.shape[1] == 5  # a column marks filled cells
 
 
-def test_labels_that_are_numbers_stay_what_they_are(source: Path, out: Path) -> None:
+def test_numeric_labels_are_unchanged(source: Path, out: Path) -> None:
     table(source / "a.csv", [f"{k},{k % 2 + 1}.0" for k in range(8)], header="age,outcome")
     table(source / "b.csv", [f"{k},2" for k in range(8)], header="age,outcome")
     data = import_federation(source, out, label="outcome", classes=4)
@@ -163,7 +163,9 @@ def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> 
         header="age,same,flag,label",
     )
     data = import_federation(source, out, kinds={"age": "number"})
-    assert data.x[:10, 0].tolist() == list(range(10)), "what is written is what the file says"
+    assert data.x[:10, 0].tolist() == list(range(10)), (
+        "the saved values differ from those of the file"
+    )
     fed = data.partition("auto", validation=0.0)
     for name, party in fed.parties.items():
         values = party.train.x
@@ -174,13 +176,13 @@ def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> 
         assert torch.allclose(
             values[:, 0][~raw[:, 0].isnan()], expected[~raw[:, 0].isnan()].float(), atol=1e-5
         )
-        assert (values[:, 1] == 0).all()  # all alike: nothing to scale by
-        assert set(values[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
+        assert (values[:, 1] == 0).all()  # constant, so not scaled
+        assert set(values[:, 2].tolist()) == {0.0, 1.0}  # binary columns are not scaled
     assert data.schema is not None
     assert any("standardised by the mean" in line for line in summarize_schema(data.schema))
 
 
-def test_shared_figures_are_everybodys_and_charged(source: Path, out: Path, tmp_path: Path) -> None:
+def test_shared_statistics_are_common_and_charged(source: Path, out: Path, tmp_path: Path) -> None:
     table(source / "a.csv", [f"{k * 1.5},{k % 2}" for k in range(10)], header="age,label")
     table(source / "b.csv", [f"{100.5 * k},{k % 2}" for k in range(20)], header="age,label")
     data = import_federation(source, out, scale="shared")
@@ -239,7 +241,9 @@ def test_folders_called_by_numbers_are_numbers(source: Path, out: Path) -> None:
     assert import_federation(source, out).y.tolist() == [0] * 4 + [10] * 4 + [2] * 4
 
 
-def test_it_runs(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_imported_federation_runs(
+    source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table(source / "a.csv", [f"{k % 5},{'red' if k % 3 else ''},{k % 2}" for k in range(24)])
     table(source / "b.csv", [f"{k % 7 or ''},blue,{k % 2}" for k in range(30)])
     import_federation(source, out)
@@ -251,7 +255,7 @@ def test_it_runs(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "run" / "summary.json").exists()
 
 
-def test_small_parties_are_said(source: Path, out: Path) -> None:
+def test_small_parties_are_warned_of(source: Path, out: Path) -> None:
     arrays(source / "big.npz", 20)
     arrays(source / "tiny.npz", 2)
     data = import_federation(source, out)
@@ -260,12 +264,12 @@ def test_small_parties_are_said(source: Path, out: Path) -> None:
     assert data.partition("natural(min=1)").names == ["big", "tiny"]
 
 
-ONE = ["1,red,0", "2,red,1", "3,red,0", "4,red,1"]
-Made = Callable[[Path], Any]
+TABLE_ROWS = ["1,red,0", "2,red,1", "3,red,0", "4,red,1"]
+WriteFiles = Callable[[Path], Any]
 
 
 def import_federation_into(folder: Path) -> None:
-    """A folder that the import wrote itself."""
+    """Make the source a folder that an import has written."""
     folder.rmdir()
     other = folder.with_name("other")
     other.mkdir()
@@ -273,11 +277,13 @@ def import_federation_into(folder: Path) -> None:
     import_federation(other, folder)
 
 
-def two(first: Callable[[Path], Any], second: Callable[[Path], Any], ending: str = "npz") -> Made:
+def two_parties(
+    first: Callable[[Path], Any], second: Callable[[Path], Any], ending: str = "npz"
+) -> WriteFiles:
     return lambda s: (first(s / f"north.{ending}"), second(s / f"south.{ending}"))
 
 
-BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
+BAD: dict[str, tuple[WriteFiles, dict[str, Any], str]] = {
     "nothing": (lambda s: None, {}, "is empty: put one file or folder per party into it."),
     "no folder": (lambda s: s.rmdir(), {}, "There is no folder"),
     "a stray file": (
@@ -289,12 +295,12 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "a bad name": (lambda s: arrays(s / "north,1.npz"), {}, "A party cannot be called 'north,1'"),
     "the server": (lambda s: arrays(s / "Server.npz"), {}, "which stands for the server"),
     "two files": (
-        lambda s: (arrays(s / "a.npz"), table(s / "a.csv", ONE)),
+        lambda s: (arrays(s / "a.npz"), table(s / "a.csv", TABLE_ROWS)),
         {},
         "has two files, a.csv and a.npz",
     ),
     "two kinds": (
-        lambda s: (arrays(s / "a.npz"), table(s / "b.csv", ONE)),
+        lambda s: (arrays(s / "a.npz"), table(s / "b.csv", TABLE_ROWS)),
         {},
         "Party 'b' brings a table but party 'a' arrays",
     ),
@@ -347,12 +353,12 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
         "test samples of shape (5,)",
     ),
     "shapes": (
-        two(arrays, lambda p: arrays(p, shape=(4,))),
+        two_parties(arrays, lambda p: arrays(p, shape=(4,))),
         {},
         "The samples of party 'south' have shape (4,) but",
     ),
     "types": (
-        two(
+        two_parties(
             lambda p: arrays(p, x=np.zeros((8, 1, 4, 4), np.uint8)),
             lambda p: arrays(p, x=np.zeros((8, 1, 4, 4))),
         ),
@@ -360,17 +366,19 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
         "The samples of party 'south' are of type float32 but those of party 'north' of type uint8",
     ),
     "one test": (
-        two(arrays, lambda p: arrays(p, x_test=np.zeros((1, 3)), y_test=[0])),
+        two_parties(arrays, lambda p: arrays(p, x_test=np.zeros((1, 3)), y_test=[0])),
         {},
         "Party 'south' has a test part but party 'north' has none",
     ),
     "infinite": (
-        two(arrays, lambda p: arrays(p, x=np.full((8, 3), np.inf))),
+        two_parties(arrays, lambda p: arrays(p, x=np.full((8, 3), np.inf))),
         {},
         "Party 'south' has infinite values",
     ),
     "missing": (
-        two(lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))),
+        two_parties(
+            lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))
+        ),
         {},
         "Party 'south' has missing values",
     ),
@@ -397,7 +405,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     ),
     "one class": (lambda s: arrays(s / "a.npz", classes=1), {}, "All samples have the same label"),
     "mixed labels": (
-        two(arrays, lambda p: arrays(p, y=np.array(["a", "b"] * 4))),
+        two_parties(arrays, lambda p: arrays(p, y=np.array(["a", "b"] * 4))),
         {},
         "The labels of party 'north' are numbers but those of party 'south' words",
     ),
@@ -417,7 +425,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
         "are 2 words, not 3",
     ),
     "label column": (
-        lambda s: table(s / "a.csv", ONE),
+        lambda s: table(s / "a.csv", TABLE_ROWS),
         {"label": "class"},
         "a.csv has no column called 'class', the label to predict",
     ),
@@ -427,7 +435,9 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
         "no column but 'label'",
     ),
     "a typing error": (
-        two(lambda p: table(p, ONE), lambda p: table(p, ["12o,red,0", "5,red,1"]), "csv"),
+        two_parties(
+            lambda p: table(p, TABLE_ROWS), lambda p: table(p, ["12o,red,0", "5,red,1"]), "csv"
+        ),
         {},
         (
             "The column 'age' of party 'south' has '12o', but that of party 'north' only numbers:"
@@ -473,7 +483,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_imported(case: str, source: Path, out: Path) -> None:
+def test_invalid_sources_are_refused(case: str, source: Path, out: Path) -> None:
     make, options, message = BAD[case]
     make(source)
     with pytest.raises(UsageError) as caught:

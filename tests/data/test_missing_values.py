@@ -1,5 +1,5 @@
-"""Values that are missing: filled from what the party itself trains on, and marked; nobody learns
-of anybody else's.
+"""Missing values are filled from the party's own training data and marked; no party learns values
+of another.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def dataset(x: Any, **more: Any) -> Dataset:
     return Dataset("mine", x, torch.arange(n) // 3 % 2, 2, **(usual | more))
 
 
-def holes(n: int = 90, features: int = 5, seed: int = 0, share: float = 0.3) -> Tensor:
-    """Numbers, a share of which is missing in all features but the first."""
+def values_with_gaps(n: int = 90, features: int = 5, seed: int = 0, share: float = 0.3) -> Tensor:
+    """Random values, a share of which is missing in all features but the first."""
     draw = np.random.default_rng(seed)
     x = draw.normal(2, 3, (n, features)).astype(np.float32)
-    gone = draw.random((n, features)) < share
-    gone[:, 0] = False
-    return torch.from_numpy(np.where(gone, np.float32(NAN), x))
+    is_missing = draw.random((n, features)) < share
+    is_missing[:, 0] = False
+    return torch.from_numpy(np.where(is_missing, np.float32(NAN), x))
 
 
 def parts(fed: Federation, name: str) -> list[tuple[Tensor, tuple[int, ...]]]:
@@ -49,11 +49,11 @@ def parts(fed: Federation, name: str) -> list[tuple[Tensor, tuple[int, ...]]]:
     return [(getattr(fed.parties[name], p).x, getattr(fed.split.parties[name], p)) for p in PARTS]
 
 
-# --- by hand
+# --- an example
 
 
-def test_filled_and_marked_by_hand() -> None:
-    """Ann trains on 1, 3 and a hole in the second column, and never measured the third."""
+def test_fill_and_marks_of_an_example() -> None:
+    """The training rows have 1, 3 and a missing value in the second column, and none in the third."""
     x = torch.tensor(
         [[0, 1, NAN, 5], [0, 3, NAN, 5], [0, NAN, NAN, 5], [0, 9, 4, NAN], [7, NAN, 6, 5]]
     )
@@ -64,8 +64,8 @@ def test_filled_and_marked_by_hand() -> None:
     assert data.indicator_columns == (1, 2, 3)
     assert data.shape == fed.shape == (7,)
     party = fed.parties["p0"]
-    # normalised (v - mean) / std: the second column's mean of 0 and 1 is 0.5; 0 stands for a third
-    # one that was never seen
+    # normalised (v - mean) / std: the second column is filled with the mean of 0 and 1, which is 0.5;
+    # the third, which was never measured, with 0
     assert party.train.x.tolist() == [
         [0, 0.0, 0, 2, 0, 1, 0],
         [0, 1.0, 0, 2, 0, 1, 0],
@@ -75,7 +75,7 @@ def test_filled_and_marked_by_hand() -> None:
     assert party.test.x.tolist() == [[7, 0.5, 1.0, 2, 1, 0, 0]]
 
 
-# --- in general
+# --- properties
 
 
 @given(seed=seeds, share=st.floats(0, 0.9), spec=st.sampled_from(["natural", "iid", "domain(parts=2)|keep(samples=8)|concept"]),
@@ -85,53 +85,53 @@ def test_fill_and_marks_are_those_of_the_partys_training_rows(
 ) -> None:
     if test == "official" and spec == "iid":
         return
-    x = holes(seed=seed, share=share)
+    x = values_with_gaps(seed=seed, share=share)
     data = dataset(x, official_test=torch.arange(90) % 4 == 0, mean=(1.0,), std=(2.0,))
     try:
         fed = data.partition(spec, 3, seed, test, 0.2)
     except UsageError as why:  # some seeds leave a party fewer samples than keep(samples=8)
         assert "use a smaller keep" in str(why)  # noqa: PT017 - which refusal it is is the point
         return
-    gone = x.isnan().numpy()
-    marked = np.flatnonzero(gone.any(0))
+    is_missing = x.isnan().numpy()
+    marked_columns = np.flatnonzero(is_missing.any(0))
     normal = (x.numpy() - np.float32(1)) / np.float32(2)
-    assert data.indicator_columns == tuple(marked)
-    assert fed.shape == (5 + len(marked),)
+    assert data.indicator_columns == tuple(marked_columns)
+    assert fed.shape == (5 + len(marked_columns),)
     for name in fed.names:
         train = list(fed.split.parties[name].train)
-        counts = (~gone[train]).sum(0)
-        fill = np.where(gone[train], 0, normal[train]).sum(0, dtype=np.float64) / np.maximum(
+        counts = (~is_missing[train]).sum(0)
+        fill = np.where(is_missing[train], 0, normal[train]).sum(0, dtype=np.float64) / np.maximum(
             counts, 1
         )
         for values, positions in parts(fed, name):
             at = list(positions)
             np.testing.assert_allclose(
-                values[:, :5], np.where(gone[at], fill, normal[at]), atol=1e-5
+                values[:, :5], np.where(is_missing[at], fill, normal[at]), atol=1e-5
             )
-            assert np.array_equal(values[:, 5:].numpy(), gone[at][:, marked])
-            is_present = ~gone[at]
+            assert np.array_equal(values[:, 5:].numpy(), is_missing[at][:, marked_columns])
+            is_present = ~is_missing[at]
             assert np.array_equal(
                 values[:, :5].numpy()[is_present], normal[at][is_present]
-            )  # what is known stays, to the bit
+            )  # known values are equal bit for bit
 
 
 def test_a_column_that_a_party_never_measured_is_zero() -> None:
-    """Which is the fixed `mean`, not a number from anybody else's data."""
-    x = holes(share=0.2)
-    x[0::3, 3] = torch.nan  # ann never measured the fourth
+    """Zero is the fixed `mean`, not a value from the data of another party."""
+    x = values_with_gaps(share=0.2)
+    x[0::3, 3] = torch.nan  # ann has no values in the fourth column
     fed = dataset(x, mean=(10.0,), std=(2.0,)).partition("natural")
     for values, positions in parts(fed, "ann"):
         assert (values[:, 3] == 0).all()
-        assert (values[:, 5 + 2] == 1).all()  # the third of the marks
+        assert (values[:, 5 + 2] == 1).all()  # the third mark
         assert len(positions)
     assert all(values[:, 3].abs().max() > 1 for values, _ in parts(fed, "bob"))
 
 
 def test_a_column_that_only_the_training_part_lacks_is_zero_too() -> None:
-    """What stands in one's own validation and test rows is not looked at."""
-    x = holes(share=0)
+    """Values in the party's own validation and test rows are not used."""
+    x = values_with_gaps(share=0)
     data = dataset(x)
-    split = data.partition("natural").split  # positions are what they are whatever the values
+    split = data.partition("natural").split  # positions do not depend on values
     y = x.clone()
     y[list(split.parties["ann"].train), 2] = torch.nan
     hole = split.parties["ann"].test[0]
@@ -145,8 +145,8 @@ def test_a_column_that_only_the_training_part_lacks_is_zero_too() -> None:
 
 @pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official"])
 @pytest.mark.parametrize("whose", ["bob's", "my test", "my validation"])
-def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str) -> None:
-    x = holes()
+def test_fill_depends_on_the_own_training_data_only(whose: str, test: str) -> None:
+    x = values_with_gaps()
     is_test = torch.arange(90) % 4 == 0
     first = dataset(x, official_test=is_test).partition(
         "natural", seed=3, test=test, validation=0.2
@@ -168,46 +168,49 @@ def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str)
         if whose != f"my {part}":
             assert torch.equal(before, after)
             continue
-        gone = after[:, 5:].bool()  # marks of features 1 to 4
+        is_missing = after[:, 5:].bool()  # marks of features 1 to 4
         assert torch.equal(
-            before[:, 1:5][gone], after[:, 1:5][gone]
-        )  # its holes are filled as before
+            before[:, 1:5][is_missing], after[:, 1:5][is_missing]
+        )  # missing values are filled as before
         assert not torch.equal(before[:, :5], after[:, :5])
     assert torch.equal(first.parties["cyd"].train.x, second.parties["cyd"].train.x)
     train_rows = list(share.train)
     changed = x.clone()
     changed[train_rows] = torch.where(
         x[train_rows].isnan(), x[train_rows], x[train_rows] + 50
-    )  # and it can tell: my own training rows do
+    )  # own training rows do change the fill
     third = dataset(changed, official_test=is_test).partition(
         "natural", seed=3, test=test, validation=0.2
     )
-    gone = third.parties["ann"].test.x[:, 5:].bool()
-    shift = third.parties["ann"].test.x[:, 1:5][gone] - first.parties["ann"].test.x[:, 1:5][gone]
+    is_missing = third.parties["ann"].test.x[:, 5:].bool()
+    shift = (
+        third.parties["ann"].test.x[:, 1:5][is_missing]
+        - first.parties["ann"].test.x[:, 1:5][is_missing]
+    )
     torch.testing.assert_close(shift, torch.full_like(shift, 50.0))
 
 
 def test_a_common_test_set_is_filled_by_each_party_for_itself() -> None:
-    x = holes()
+    x = values_with_gaps()
     for i, add in enumerate((0, 100, -100)):
         x[i::3] += add
     is_test = torch.arange(90) % 4 == 0
     fed = dataset(x, official_test=is_test).partition("natural", test="common")
     ann, bob, cyd = (fed.parties[n].test.x for n in SITES)
-    gone = ann[:, 5:].bool()
-    assert gone.any()
+    is_missing = ann[:, 5:].bool()
+    assert is_missing.any()
     assert torch.equal(ann[:, 5:], bob[:, 5:])
-    assert torch.equal(ann[:, 1:5][~gone], bob[:, 1:5][~gone])
-    assert (bob[:, 1:5][gone] - ann[:, 1:5][gone] > 50).all()
-    assert (cyd[:, 1:5][gone] - ann[:, 1:5][gone] < -50).all()
+    assert torch.equal(ann[:, 1:5][~is_missing], bob[:, 1:5][~is_missing])
+    assert (bob[:, 1:5][is_missing] - ann[:, 1:5][is_missing] > 50).all()
+    assert (cyd[:, 1:5][is_missing] - ann[:, 1:5][is_missing] < -50).all()
 
 
 @pytest.mark.parametrize("test", ["own(0.25)", "common"])
-def test_what_was_done_can_be_done_to_new_values(test: str) -> None:
-    """A party that gets the same rows again makes the same inputs of them, to the bit, and from
-    what is its own alone.
+def test_preprocessing_of_new_values_is_the_same(test: str) -> None:
+    """A party's preprocessing of the same rows gives equal inputs bit for bit, and needs only its
+    own fills.
     """
-    x = holes()
+    x = values_with_gaps()
     fed = dataset(x, mean=(1.0, 2.0, 3.0, 4.0, 5.0), std=(0.3,)).partition("natural", test=test)
     for name in SITES:
         how = fed.preprocess.for_party(name)
@@ -217,11 +220,11 @@ def test_what_was_done_can_be_done_to_new_values(test: str) -> None:
     assert fed.preprocess.for_party("ann").fills != fed.preprocess.for_party("bob").fills
 
 
-# --- nothing missing, other kinds of data
+# --- complete data and other kinds of data
 
 
 def test_where_nothing_is_missing_nothing_is_added() -> None:
-    x = holes(share=0)
+    x = values_with_gaps(share=0)
     first, second = (dataset(x, missing=m) for m in ("impute", "refuse"))
     assert first.indicator_columns == second.indicator_columns == ()
     assert first.shape == (5,)
@@ -234,7 +237,7 @@ def assert_equal_but_for_the_split(first: Federation, second: Federation) -> Non
             assert torch.equal(a, b)
 
 
-def test_images_of_bytes_lack_nothing() -> None:
+def test_images_of_bytes_have_no_missing_values() -> None:
     x = torch.randint(0, 256, (60, 1, 4, 4), dtype=torch.uint8)
     first, second = (dataset(x, missing=m) for m in ("impute", "refuse"))
     assert first.shape == (1, 4, 4)
@@ -253,15 +256,15 @@ def test_images_of_bytes_lack_nothing() -> None:
         lambda x: x.half(),
     ],
 )
-def test_numbers_as_people_have_them(how: Any) -> None:
-    x = holes().half().float()
+def test_numeric_types_are_accepted(how: Any) -> None:
+    x = values_with_gaps().half().float()
     first, second = dataset(x), dataset(how(x))
     assert second.x.dtype == torch.float32
     assert first.fingerprint() == second.fingerprint()
 
 
-def test_the_dataset_itself_keeps_its_holes() -> None:
-    x = holes()
+def test_dataset_keeps_its_missing_values() -> None:
+    x = values_with_gaps()
     data = dataset(x)
     assert torch.equal(data.x.isnan(), x.isnan())
     data.partition("natural")
@@ -269,7 +272,7 @@ def test_the_dataset_itself_keeps_its_holes() -> None:
     assert data.x is not x
 
 
-# --- the same again
+# --- saved splits
 
 
 @pytest.mark.parametrize(
@@ -277,7 +280,7 @@ def test_the_dataset_itself_keeps_its_holes() -> None:
 )
 @pytest.mark.parametrize("spec", ["natural", "domain(parts=2)|keep(samples=9)|concept"])
 def test_a_saved_split_builds_the_same(spec: str, test: str, tmp_path: Path) -> None:
-    data = dataset(holes(), official_test=torch.arange(90) % 4 == 0)
+    data = dataset(values_with_gaps(), official_test=torch.arange(90) % 4 == 0)
     fed = data.partition(spec, seed=6, test=test)
     (tmp_path / "split.json").write_text(fed.split.to_json())
     again = data.partition(str(tmp_path / "split.json"))
@@ -285,14 +288,14 @@ def test_a_saved_split_builds_the_same(spec: str, test: str, tmp_path: Path) -> 
     assert fed.shape == again.shape
 
 
-def test_the_fingerprint_knows_what_is_missing_and_what_becomes_of_it() -> None:
-    x = holes()
+def test_fingerprint_depends_on_missing_values_and_their_treatment() -> None:
+    x = values_with_gaps()
     y = x.clone()
     y[0, 0] = torch.nan
     data = dataset(x)
     assert dataset(x.clone()).fingerprint() == data.fingerprint()
     assert dataset(y).fingerprint() != data.fingerprint()
-    full = holes(share=0)
+    full = values_with_gaps(share=0)
     for groups in ({}, {"site": Groups(SITES, np.arange(90) % 3)}):
         impute, refuse = (
             dataset(full, missing=m, groups=groups).fingerprint() for m in ("impute", "refuse")
@@ -301,8 +304,8 @@ def test_the_fingerprint_knows_what_is_missing_and_what_becomes_of_it() -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "process"])
-def test_a_run_learns_from_what_is_marked(engine: Any, tmp_path: Path) -> None:
-    """Whether a value is missing is the answer: without the marks there would be nothing to learn."""
+def test_run_learns_from_marks(engine: Any, tmp_path: Path) -> None:
+    """The label is whether a value is missing, so only the marks allow to learn it."""
     x = torch.zeros(120, 2)
     y = torch.arange(120) // 3 % 2
     x[y == 1, 1] = torch.nan
@@ -321,7 +324,7 @@ def test_a_run_learns_from_what_is_marked(engine: Any, tmp_path: Path) -> None:
     ("x", "missing", "message"),
     [
         (
-            holes(),
+            values_with_gaps(),
             "refuse",
             (
                 "The x of dataset 'mine' holds values that are not finite (first in sample 0);"
@@ -342,12 +345,12 @@ def test_refusals(x: Any, missing: str, message: str) -> None:
         dataset(x, missing=missing)
 
 
-# --- what was wrong once
+# --- regressions
 
 
-def test_another_word_for_what_becomes_of_them_is_refused() -> None:
+def test_unknown_missing_option_is_refused() -> None:
     with pytest.raises(UsageError):
-        dataset(holes(share=0), missing="imput")
+        dataset(values_with_gaps(share=0), missing="imput")
 
 
 def test_signals_are_refused_or_get_one_mark_a_channel() -> None:
@@ -362,9 +365,9 @@ def test_signals_are_refused_or_get_one_mark_a_channel() -> None:
 
 @pytest.mark.parametrize("x", [
     np.random.default_rng(0).random((90, 1, 4, 4))[..., ::-1],  # blue, green, red
-    np.random.default_rng(0).random((90, 4)).astype(">f4"),  # as files of other machines have them
+    np.random.default_rng(0).random((90, 4)).astype(">f4"),  # another byte order
 ], ids=["backwards", "big-endian"])  # fmt: skip
-def test_what_numpy_can_hold_is_taken(x: Any) -> None:
+def test_reversed_and_big_endian_arrays_are_accepted(x: Any) -> None:
     assert len(dataset(x, missing="refuse")) == 90
 
 
@@ -372,6 +375,6 @@ def test_what_numpy_can_hold_is_taken(x: Any) -> None:
     "x", [[[1.0], [1.0, 2.0]], [["a"], ["b"]], [[None], [1.0]], np.array([[None], [1.0]])], ids=str
 )
 @pytest.mark.parametrize("missing", ["refuse", "impute"])
-def test_what_is_no_array_of_numbers_is_refused(x: Any, missing: str) -> None:
+def test_arrays_that_are_not_numeric_are_refused(x: Any, missing: str) -> None:
     with pytest.raises(UsageError):
         Dataset("mine", x, [0, 1], 2, missing=missing)  # type: ignore[arg-type]

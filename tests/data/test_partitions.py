@@ -1,4 +1,4 @@
-"""Who gets which samples: no sample twice, none forgotten, and what each partition promises."""
+"""Partitions: no sample is assigned twice, none is left out, and the properties of each partition."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def parts(spec: str, y: np.ndarray, parties: int, seed: int = 0) -> list[np.ndar
 
 
 def assert_disjoint(assigned: list[np.ndarray], y: np.ndarray, parties: int) -> np.ndarray:
-    """No sample twice, as many parts as parties, none empty; returns all that was given out."""
+    """No sample occurs twice, and there is a non-empty part for each party. Returns all assigned
+    samples.
+    """
     everything = np.concatenate(assigned)
     assert len(assigned) == parties
     assert min(map(len, assigned)) >= 1
@@ -51,14 +53,14 @@ def assert_disjoint(assigned: list[np.ndarray], y: np.ndarray, parties: int) -> 
     return everything
 
 
-def test_every_partition_is_tested_here() -> None:
+def test_every_partition_is_in_this_module() -> None:
     assert set(SPECS) == set(PARTITIONS)
     assert {row["name"] for row in partition_catalogue()} == set(PARTITIONS) | set(GROUPED)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 @given(parties=st.integers(1, 20), seed=seeds)
-def test_no_sample_twice_and_none_forgotten(spec: str, parties: int, seed: int) -> None:
+def test_no_sample_twice_and_none_left_out(spec: str, parties: int, seed: int) -> None:
     y = labels(seed=seed)
     everything = assert_disjoint(parts(spec, y, parties, seed), y, parties)
     if not (spec.startswith("pathological") and parties * 2 < 10):
@@ -116,7 +118,7 @@ def test_dirichlet_smaller_alpha_is_more_skewed() -> None:
     samples=st.integers(1, 20),
     seed=seeds,
 )
-def test_mixture_gives_equally_many_whatever_alpha(
+def test_mixture_parties_have_equal_sizes(
     parties: int, alpha: float, samples: int, seed: int
 ) -> None:
     y = labels(seed=seed)
@@ -125,8 +127,8 @@ def test_mixture_gives_equally_many_whatever_alpha(
     assert {len(p) for p in assigned} == {samples}
 
 
-def test_mixture_by_hand() -> None:
-    """The shares that a party draws, cut to its samples; what a class lacks, other classes give."""
+def test_mixture_example() -> None:
+    """A party draws class shares; where a class has too few samples, other classes fill up."""
     y = np.repeat(np.arange(4), 1000)
     rng = np.random.default_rng(3)
     shares = [rng.dirichlet(np.full(4, 0.5)) for _ in range(3)]
@@ -135,7 +137,7 @@ def test_mixture_by_hand() -> None:
     alone = class_table(y, parts("mixture(alpha=0.000001,samples=1500)", y, 1, 0))
     assert (
         sorted(alone[0].tolist())[-1] == 1000
-    )  # one class, wholly, and of the others what was left
+    )  # one class entirely, and the rest from other classes
 
 
 def test_mixture_smaller_alpha_is_more_skewed() -> None:
@@ -193,10 +195,10 @@ def test_pathological_amounts_are_unequal_and_pairs_vary() -> None:
     assert np.std([len(p) for p in assigned]) > 5
     assert (
         len({tuple(np.unique(y[p])) for p in assigned}) > 5
-    )  # one deck dealt over and over would give 5
+    )  # a single repeated order would give 5
 
 
-def test_pathological_counts_the_classes_that_are_there() -> None:
+def test_pathological_counts_existing_classes_only() -> None:
     y = labels(100, classes=3) * 2  # labels 0, 2, 4
     assert all(len(np.unique(y[p])) == 3 for p in parts("pathological(classes=3)", y, 4))
 
@@ -211,18 +213,20 @@ def test_shard_parties_hold_few_classes(parties: int, per_party: int, seed: int)
         assert max(len(np.unique(y[p])) for p in assigned) <= 2 * per_party
 
 
-@given(classes=st.integers(1, 8), each=st.integers(1, 6), per_party=st.integers(1, 4), seed=seeds)
+@given(
+    classes=st.integers(1, 8), per_class=st.integers(1, 6), per_party=st.integers(1, 4), seed=seeds
+)
 def test_shards_by_class_hold_one_class_each(
-    classes: int, each: int, per_party: int, seed: int
+    classes: int, per_class: int, per_party: int, seed: int
 ) -> None:
-    shards = classes * each
+    shards = classes * per_class
     if shards % per_party:
         return
     draw = np.random.default_rng(seed)
-    sizes = draw.integers(each, 40, classes)
+    sizes = draw.integers(per_class, 40, classes)
     y = draw.permutation(
         np.repeat(3 * np.arange(classes), sizes)
-    )  # labels 0, 3, 6, ...: others count for nothing
+    )  # labels 0, 3, 6, ...: there are no samples of the others
     if per_party > len(y) // (shards // per_party):
         return
     assigned = parts(f"shard(per_party={per_party},by_class=true)", y, shards // per_party, seed)
@@ -230,10 +234,10 @@ def test_shards_by_class_hold_one_class_each(
     counts = np.array([[(y[p] == c).sum() for c in 3 * np.arange(classes)] for p in assigned])
     assert ((counts > 0).sum(axis=1) <= per_party).all()
     low, high = (
-        sizes // each,
-        -(-sizes // each),
+        sizes // per_class,
+        -(-sizes // per_class),
     )  # the shards of a class are equal but for one sample
-    if (low > per_party).all():  # then the number of shards can be told from the number of samples
+    if (low > per_party).all():  # then the number of samples determines the number of shards
         shard_classes = np.array(
             [
                 [
@@ -246,10 +250,10 @@ def test_shards_by_class_hold_one_class_each(
             ]
         )
         assert (shard_classes.sum(axis=1) == per_party).all()
-        assert (shard_classes.sum(axis=0) == each).all()
+        assert (shard_classes.sum(axis=0) == per_class).all()
 
 
-def test_shards_by_class_by_hand() -> None:
+def test_shards_by_class_example() -> None:
     """Two classes of 4 and 8 in four shards: two of 2 and two of 4."""
     y = np.array([1, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 1])
     assigned = parts("shard(per_party=1,by_class=true)", y, 4)
@@ -413,14 +417,14 @@ def test_catalogue_names_options() -> None:
     assert all(str(row["description"]).endswith(".") for row in rows.values())
 
 
-def test_a_partition_of_ones_own_registers_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_partition_is_registered_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "PARTITIONS", dict(PARTITIONS))
 
     @partitions.partition
     def first(
-        y: np.ndarray, parties: int, rng: np.random.Generator, *, each: int = 3
+        y: np.ndarray, parties: int, rng: np.random.Generator, *, count: int = 3
     ) -> list[np.ndarray]:
-        """So many samples a party, in order."""
-        return [np.arange(i * each, (i + 1) * each) for i in range(parties)]
+        """`count` samples per party, in order."""
+        return [np.arange(i * count, (i + 1) * count) for i in range(parties)]
 
-    assert [p.tolist() for p in parts("first(each=2)", labels(), 2)] == [[0, 1], [2, 3]]
+    assert [p.tolist() for p in parts("first(count=2)", labels(), 2)] == [[0, 1], [2, 3]]

@@ -1,5 +1,5 @@
-"""Datasets on disk: what is written is what is read, whole or not at all; and files are found, read
-once and kept.
+"""Prepared datasets on disk: they are read as written, completely or not at all; source files are
+found, read once and cached.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from test_splits import assert_same
 
 import comity
+from comity import safe_files
 from comity.data import Dataset, files, load, prepared
 from comity.data.files import DatasetNotFound, FileLayout, cache_folder, load_dataset, locate
 from comity.data.groups import Groups
@@ -29,7 +30,7 @@ from comity.runs.run import reopen
 
 
 def pictures() -> Dataset:
-    """Bytes, with all that a dataset can have."""
+    """A dataset of bytes with every optional field."""
     draw = np.random.default_rng(0)
     return Dataset(
         "pictures", torch.from_numpy(draw.integers(0, 256, (90, 3, 6, 5), dtype=np.uint8)), torch.arange(90) % 4, 4, "Über alles",
@@ -40,7 +41,7 @@ def pictures() -> Dataset:
 
 
 def table() -> Dataset:
-    """Numbers, some of them missing."""
+    """A table with missing values."""
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(60, 4)))
     x[::7, 1] = torch.nan
     return Dataset(
@@ -60,17 +61,17 @@ def plain() -> Dataset:
 KINDS = {"pictures": pictures, "table": table, "plain": plain}
 
 
-def written(folder: Path, kind: str = "pictures") -> Path:
+def save_dataset(folder: Path, kind: str = "pictures") -> Path:
     prepared.save(KINDS[kind](), folder / "kept")
     return folder / "kept"
 
 
-# --- what is written is what is read
+# --- round trips
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_round_trip(kind: str, tmp_path: Path) -> None:
-    before, after = KINDS[kind](), prepared.read(written(tmp_path, kind))
+    before, after = KINDS[kind](), prepared.read(save_dataset(tmp_path, kind))
     for name in (
         "name",
         "classes",
@@ -113,7 +114,7 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
 def test_a_federation_is_the_same_and_takes_the_same_split(
     kind: str, spec: str, test: str, tmp_path: Path
 ) -> None:
-    before, after = KINDS[kind](), prepared.read(written(tmp_path, kind))
+    before, after = KINDS[kind](), prepared.read(save_dataset(tmp_path, kind))
     fed = before.partition(
         spec, 3 if "iid" in spec or "dirichlet" in spec else None, seed=4, test=test
     )
@@ -125,27 +126,27 @@ def test_a_federation_is_the_same_and_takes_the_same_split(
 
 
 def test_an_imported_folder_is_loaded_by_its_path(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+    folder = save_dataset(tmp_path)
     assert load(str(folder)).fingerprint() == pictures().fingerprint()
     with pytest.raises(UsageError, match="There is no dataset"):
         load(str(tmp_path / "elsewhere"))
 
 
-def test_what_is_read_can_be_written_again(tmp_path: Path) -> None:
-    prepared.save(prepared.read(written(tmp_path)), tmp_path / "second")
+def test_read_dataset_can_be_saved_again(tmp_path: Path) -> None:
+    prepared.save(prepared.read(save_dataset(tmp_path)), tmp_path / "second")
     for path in (tmp_path / "kept").iterdir():
         assert path.read_bytes() == (tmp_path / "second" / path.name).read_bytes()
 
 
 def test_bytes_are_mapped_not_copied(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+    folder = save_dataset(tmp_path)
     data = prepared.read(folder)
     assert data.x.dtype == torch.uint8
     maps = Path("/proc/self/maps")
     if maps.exists():
         assert str(folder / "x.npy") in maps.read_text()
     before = (folder / "x.npy").read_bytes()
-    data.x[0] = 255 - data.x[0]  # whoever writes to it changes a page of his own
+    data.x[0] = 255 - data.x[0]  # writing changes a private copy of the page
     assert (folder / "x.npy").read_bytes() == before
     assert prepared.read(folder).fingerprint() == pictures().fingerprint()
 
@@ -157,7 +158,7 @@ def test_bytes_are_mapped_not_copied(tmp_path: Path) -> None:
     "iid", "natural", "dirichlet(alpha=1,min=4)|shift", "domain(parts=2)|shift(kinds=texture,thick,thin,noise)|concept",
 ]), test=st.sampled_from(["own(0.25)", "tail(0.3)", "matched(size=3)", "common"]))  # fmt: skip
 def test_bytes_are_their_values_over_255(seed: int, spec: str, test: str) -> None:
-    """The same images as floats: the same federation, bit for bit."""
+    """The same images as floats give an equal federation bit for bit."""
     draw = np.random.default_rng(seed)
     x = torch.from_numpy(draw.integers(0, 256, (80, 2, 5, 5), dtype=np.uint8))
     y, groups = (
@@ -182,7 +183,7 @@ def test_bytes_are_their_values_over_255(seed: int, spec: str, test: str) -> Non
             assert a.x.dtype == torch.float32
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)
-            if "shift" not in spec:  # what was done to bytes can be done to new ones
+            if "shift" not in spec:  # preprocessing of new bytes is the same
                 assert torch.equal(
                     first.preprocess.for_party(name)(
                         x[list(getattr(first.split.parties[name], part))]
@@ -215,7 +216,7 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
             Dataset(**(usual | change))
 
 
-def test_the_fingerprint_knows_every_byte() -> None:
+def test_fingerprint_depends_on_every_byte() -> None:
     first = pictures()
     x = first.x.clone()
     x[40, 2, 3, 3] += 1
@@ -224,7 +225,7 @@ def test_the_fingerprint_knows_every_byte() -> None:
     assert replace(first, mean=(0.1, 0.2, 0.31)).fingerprint() != first.fingerprint()
 
 
-# --- what dataset.json says is what was written
+# --- changes to dataset.json
 
 OTHERS = {
     "name": "others", "description": "another", "licence": "CC0", "home": "iid", "class_names": ["b", "a", "c", "d"],
@@ -240,9 +241,9 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("field", OTHERS)
-def test_a_changed_field_is_noticed(field: str, tmp_path: Path) -> None:
-    """Class names that have changed places, say, would be on every page."""
-    folder = written(tmp_path)
+def test_changed_field_is_refused(field: str, tmp_path: Path) -> None:
+    """For example, swapped class names would be on every page."""
+    folder = save_dataset(tmp_path)
     description = described(folder)
     assert description.keys() - {"crc"} == OTHERS.keys()
     assert description[field] != OTHERS[field]
@@ -254,7 +255,7 @@ def test_a_changed_field_is_noticed(field: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+    folder = save_dataset(tmp_path)
     description = {k: v for k, v in described(folder).items() if k != "crc"} | {"version": 3}
     (folder / "dataset.json").write_text(json.dumps(description), encoding="utf-8")
     data = load(str(folder))
@@ -266,51 +267,49 @@ def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> N
         load(str(folder))
 
 
-# --- whole or not at all
+# --- complete or not at all
 
 
 @pytest.mark.parametrize("at", ["x.npy", "y.npy", "test.npy", "group-1.npy", "dataset.json"])
 @pytest.mark.parametrize(
     "what", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "stopped"]
 )
-def test_what_ends_too_early_leaves_nothing(
+def test_interrupted_write_leaves_nothing(
     at: str, what: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, write = np.save, Path.write_text
+    create, write = safe_files.create_file, safe_files.write_atomically
 
-    def torn(path: Path, *args: Any, **kwargs: Any) -> Any:
+    def torn(path: Path, *args: Any) -> Any:
         if path.name == at:
             path.write_bytes(b"half")
             raise what
-        return (write if at == "dataset.json" and path.suffix == ".json" else save)(
-            path, *args, **kwargs
-        )
+        return (write if path.suffix == ".json" else create)(path, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", torn)
-        if at == "dataset.json":
-            patch.setattr(Path, "write_text", torn)
+        patch.setattr(prepared, "create_file", torn)
+        patch.setattr(prepared, "write_atomically", torn)
         with pytest.raises(type(what)):
-            written(tmp_path)
+            save_dataset(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert prepared.read(written(tmp_path)).fingerprint() == pictures().fingerprint()
+    assert prepared.read(save_dataset(tmp_path)).fingerprint() == pictures().fingerprint()
 
 
 def test_the_folder_appears_with_everything_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename, renamed = os.rename, []
+    rename, renamed_files = os.rename, []
 
-    def watched(src: Path, dst: Path) -> None:
+    def checked_rename(src: Path, dst: Path) -> None:
         assert not Path(dst).exists()
-        renamed.append(sorted(p.name for p in Path(src).iterdir()))
-        assert Path(src).parent == Path(dst).parent  # one file system: the move is one instant
+        renamed_files.append(sorted(p.name for p in Path(src).iterdir()))
+        assert Path(src).parent == Path(dst).parent  # one file system, so the move is atomic
         rename(src, dst)
 
-    monkeypatch.setattr(os, "rename", watched)
-    folder = written(tmp_path)
-    assert renamed == [sorted(p.name for p in folder.iterdir())]
-    assert renamed[0] == [
+    monkeypatch.setattr(os, "rename", checked_rename)
+    tmp_path.chmod(0o755)
+    folder = save_dataset(tmp_path)
+    assert renamed_files == [sorted(p.name for p in folder.iterdir())]
+    assert renamed_files[0] == [
         "dataset.json",
         "group-0.npy",
         "group-1.npy",
@@ -321,8 +320,8 @@ def test_the_folder_appears_with_everything_in_it(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755  # others may read it, too
 
 
-def test_who_comes_second_leaves_the_first_ones_folder(tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_second_writer_leaves_the_existing_folder(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path)
     before = {p.name: (p.stat().st_ino, p.read_bytes()) for p in folder.iterdir()}
     prepared.save(table(), folder)
     assert {p.name: (p.stat().st_ino, p.read_bytes()) for p in folder.iterdir()} == before
@@ -330,7 +329,7 @@ def test_who_comes_second_leaves_the_first_ones_folder(tmp_path: Path) -> None:
 
 
 def damage(folder: Path, how: str) -> None:
-    """Something that happens to folders."""
+    """Damage a folder in one of several ways."""
     description = json.loads((folder / "dataset.json").read_text())
     match how.split():
         case ["flip", name]:
@@ -367,19 +366,19 @@ def damage(folder: Path, how: str) -> None:
     'tell groups {"who":["a"],"b":["c"]}', 'tell missing "impute"', "forget version", "forget fingerprint", "forget name",
     "forget groups", "forget home", "write {", "write []", "write null", "write 3", 'write "x"', "write \x00",
 ])  # fmt: skip
-def test_damage_is_noticed(how: str, tmp_path: Path) -> None:
-    folder = written(tmp_path)
+def test_damaged_files_are_refused(how: str, tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path)
     damage(folder, how)
     with pytest.raises(UsageError):
         prepared.read(folder)
 
 
-def test_a_pickle_is_never_run(tmp_path: Path) -> None:
+def test_pickles_are_never_executed(tmp_path: Path) -> None:
     class Bad:
         def __reduce__(self) -> Any:
             return (Path(tmp_path / "ran").touch, ())
 
-    folder = written(tmp_path)
+    folder = save_dataset(tmp_path)
     for name in ("x", "y", "test", "group-0", "other"):
         np.save(folder / f"{name}.npy", np.array([Bad()] * 90, dtype=object), allow_pickle=True)
         with pytest.raises(UsageError):
@@ -387,12 +386,12 @@ def test_a_pickle_is_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-# --- where files are
+# --- source files
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of files, and a cache of one's own."""
+    """An empty COMITY_DATA, and an empty cache."""
     folder = tmp_path / "files"
     folder.mkdir()
     monkeypatch.setenv("COMITY_DATA", str(folder))
@@ -401,17 +400,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Reader:
-    """Makes a dataset of a file's length, and counts how often it is asked."""
+    """Makes a dataset from the length of a file, and records its calls."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Path]] = []
+        self.calls: list[dict[str, Path]] = []
 
     def __call__(self, paths: Any) -> Dataset:
-        self.asked.append(dict(paths))
+        self.calls.append(dict(paths))
         n = sum(len(path.read_bytes()) for path in paths.values() if path.is_file())
         return Dataset("mine", torch.full((20, 2), float(n)), torch.arange(20) % 2, 2)
 
-    def way(self, *names: str, **more: Any) -> FileLayout:
+    def layout(self, *names: str, **more: Any) -> FileLayout:
         return FileLayout(self, names, **more)
 
 
@@ -419,36 +418,36 @@ class Reader:
     "inner", [".", "my-set", "MY-SET", "my_set", "raw", "my-set/raw", "MY-SET/raw"]
 )
 def test_files_are_found_plain_or_packed(inner: str, place: Path) -> None:
-    way = Reader().way("a", "b")
-    assert locate("my-set", way) is None
+    layout = Reader().layout("a", "b")
+    assert locate("my-set", layout) is None
     (place / inner).mkdir(parents=True, exist_ok=True)
     (place / inner / "a").write_text("a")
-    assert locate("my-set", way) is None  # all of them are needed
+    assert locate("my-set", layout) is None  # all of them are needed
     with gzip.open(place / inner / "b.gz", "w") as file:
         file.write(b"b")
-    paths = locate("my-set", way)
+    paths = locate("my-set", layout)
     assert paths is not None
     assert {name: path.resolve() for name, path in paths.items()} == {
         "a": (place / inner / "a").resolve(), "b": (place / inner / "b.gz").resolve(),
     }  # fmt: skip
     (place / inner / "b").write_text("b")
-    assert (locate("my-set", way) or {})["b"].name == "b"  # plain before packed
+    assert (locate("my-set", layout) or {})["b"].name == "b"  # plain before packed
 
 
-def test_all_files_of_a_way_come_from_one_place(
+def test_all_files_of_a_layout_come_from_one_folder(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Images of one folder with the labels of another would be wrong without a word."""
+    """Images of one folder with the labels of another would be wrong silently."""
     second = tmp_path / "second"
     second.mkdir()
     monkeypatch.setenv("COMITY_DATA", f"{place}{os.pathsep}{second}")
     (place / "a").write_text("a")
     (second / "b").write_text("b")
-    assert locate("d", Reader().way("a", "b")) is None
+    assert locate("d", Reader().layout("a", "b")) is None
     (second / "a").write_text("a")
-    assert {p.parent for p in (locate("d", Reader().way("a", "b")) or {}).values()} == {second}
+    assert {p.parent for p in (locate("d", Reader().layout("a", "b")) or {}).values()} == {second}
     (place / "b").write_text("b")
-    assert {p.parent for p in (locate("d", Reader().way("a", "b")) or {}).values()} == {
+    assert {p.parent for p in (locate("d", Reader().layout("a", "b")) or {}).values()} == {
         place
     }  # the first folder first
 
@@ -456,8 +455,8 @@ def test_all_files_of_a_way_come_from_one_place(
 def test_files_are_read_once(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    first, second = (load_dataset("d", (read.way("a"),)) for _ in range(2))
-    assert len(read.asked) == 1
+    first, second = (load_dataset("d", (read.layout("a"),)) for _ in range(2))
+    assert len(read.calls) == 1
     assert first.fingerprint() == second.fingerprint()
     assert second.x[0, 0] == 4
     assert len(list((tmp_path / "cache").iterdir())) == 1
@@ -469,7 +468,7 @@ def test_other_files_are_read_again(
 ) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    load_dataset("d", (read.way("a"),))
+    load_dataset("d", (read.layout("a"),))
     match change:
         case "content":
             (place / "a").write_text("eleven more")
@@ -478,8 +477,8 @@ def test_other_files_are_read_again(
         case "place":
             place.rename(tmp_path / "moved")
             monkeypatch.setenv("COMITY_DATA", str(tmp_path / "moved"))
-    again = load_dataset("d", (read.way("a"),))
-    assert len(read.asked) == 2
+    again = load_dataset("d", (read.layout("a"),))
+    assert len(read.calls) == 2
     assert again.x[0, 0] == (11 if change == "content" else 4)
 
 
@@ -488,48 +487,48 @@ def test_a_folder_of_files_is_read_again_when_one_of_them_changes(place: Path) -
     (place / "many" / "inner").mkdir(parents=True)
     (place / "many" / "inner" / "one").write_text("1")
     for expected in (1, 1):
-        load_dataset("d", (read.way("many"),))
-        assert len(read.asked) == expected
+        load_dataset("d", (read.layout("many"),))
+        assert len(read.calls) == expected
     (place / "many" / "inner" / "two").write_text("2")
-    load_dataset("d", (read.way("many"),))
-    assert len(read.asked) == 2
+    load_dataset("d", (read.layout("many"),))
+    assert len(read.calls) == 2
 
 
-def test_the_first_way_whose_files_are_here(place: Path) -> None:
+def test_first_layout_with_files_is_used(place: Path) -> None:
     first, second = Reader(), Reader()
     (place / "b").write_text("b")
-    load_dataset("d", (first.way("a"), second.way("b")))
-    assert (len(first.asked), len(second.asked)) == (0, 1)
+    load_dataset("d", (first.layout("a"), second.layout("b")))
+    assert (len(first.calls), len(second.calls)) == (0, 1)
     (place / "a").write_text("a")
-    load_dataset("d", (first.way("a"), second.way("b")))
-    assert (len(first.asked), len(second.asked)) == (1, 1)
+    load_dataset("d", (first.layout("a"), second.layout("b")))
+    assert (len(first.calls), len(second.calls)) == (1, 1)
 
 
-def test_a_damaged_copy_is_no_loss(place: Path, tmp_path: Path) -> None:
+def test_damaged_cache_is_rebuilt(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    fresh = load_dataset("d", (read.way("a"),))
+    fresh = load_dataset("d", (read.layout("a"),))
     cached = next((tmp_path / "cache").iterdir())
     damage(cached, "flip x.npy")
-    assert load_dataset("d", (read.way("a"),)).fingerprint() == fresh.fingerprint()
-    assert len(read.asked) == 2
+    assert load_dataset("d", (read.layout("a"),)).fingerprint() == fresh.fingerprint()
+    assert len(read.calls) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
+def test_unwritable_cache_is_ignored(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "file" / "cache"))
     read = Reader()
     (place / "a").write_text("four")
-    assert [load_dataset("d", (read.way("a"),)).x[0, 0].item() for _ in range(2)] == [4, 4]
-    assert len(read.asked) == 2
+    assert [load_dataset("d", (read.layout("a"),)).x[0, 0].item() for _ in range(2)] == [4, 4]
+    assert len(read.calls) == 2
 
 
-def test_pickles_are_read_when_told_and_then_from_the_cache(place: Path) -> None:
+def test_pickles_are_read_with_trust_and_then_cached(place: Path) -> None:
     read, plain = Reader(), Reader()
     (place / "a.pkl").write_text("four")
-    ways = (read.way("a.pkl", pickles=True), plain.way("a.bin"))
+    ways = (read.layout("a.pkl", pickles=True), plain.layout("a.bin"))
     message = (
         r"a\.pkl holds pickles, which can run anything: .* 'comity data prepare d"
         r" --trust-pickle'\.$"
@@ -537,44 +536,42 @@ def test_pickles_are_read_when_told_and_then_from_the_cache(place: Path) -> None
     for _ in range(2):
         with pytest.raises(UsageError, match=message):
             load_dataset("d", ways)
-    assert read.asked == []
+    assert read.calls == []
     load_dataset("d", ways, trust=True)
     load_dataset("d", ways)  # no longer a pickle
-    assert len(read.asked) == 1
+    assert len(read.calls) == 1
     (place / "a.pkl").write_text("other")  # other pickles
     with pytest.raises(UsageError, match=message):
         load_dataset("d", ways)
     (place / "a.bin").write_text("binary")
-    assert (
-        load_dataset("d", ways).x[0, 0] == 6
-    )  # a way without them is taken before anybody is asked
-    assert len(read.asked) == 1
+    assert load_dataset("d", ways).x[0, 0] == 6  # a layout without pickles is preferred
+    assert len(read.calls) == 1
 
 
-def test_pickles_are_not_read_untold_because_a_copy_is_damaged(place: Path, tmp_path: Path) -> None:
+def test_damaged_cache_does_not_read_pickles_without_trust(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a.pkl").write_text("four")
-    load_dataset("d", (read.way("a.pkl", pickles=True),), trust=True)
+    load_dataset("d", (read.layout("a.pkl", pickles=True),), trust=True)
     damage(next((tmp_path / "cache").iterdir()), "flip x.npy")
     with pytest.raises(UsageError):
-        load_dataset("d", (read.way("a.pkl", pickles=True),))
-    assert len(read.asked) == 1
+        load_dataset("d", (read.layout("a.pkl", pickles=True),))
+    assert len(read.calls) == 1
 
 
 def test_a_damaged_copy_is_replaced(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    load_dataset("d", (read.way("a"),))
+    load_dataset("d", (read.layout("a"),))
     damage(next((tmp_path / "cache").iterdir()), "flip x.npy")
     for _ in range(3):
-        load_dataset("d", (read.way("a"),))
-    assert len(read.asked) == 2
+        load_dataset("d", (read.layout("a"),))
+    assert len(read.calls) == 2
 
 
-def test_what_is_not_here_is_said_with_all_ways(
+def test_missing_files_error_names_all_layouts(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = (Reader().way("a", "b"), Reader().way("c", description="the archive c"))
+    ways = (Reader().layout("a", "b"), Reader().layout("c", description="the archive c"))
     with pytest.raises(DatasetNotFound) as caught:
         load_dataset("d", ways)
     assert (
@@ -603,19 +600,19 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert files.data_folders() == [Path("/home/me/a"), Path("/b")]
 
 
-# --- what was wrong once
+# --- regressions
 
 
 @pytest.mark.parametrize("how", ["lose test.npy", "flip test.npy"])
 def test_damage_to_the_official_test_part_is_noticed(how: str, tmp_path: Path) -> None:
-    folder = written(tmp_path)
+    folder = save_dataset(tmp_path)
     damage(folder, how)
     with pytest.raises(UsageError):
         prepared.read(folder)
 
 
 @pytest.mark.parametrize("how", ["lose cut_by.npy", "flip cut_by.npy"])
-def test_what_may_be_cut_anew_is_kept_and_damage_to_it_noticed(how: str, tmp_path: Path) -> None:
+def test_cut_by_is_saved_and_checked(how: str, tmp_path: Path) -> None:
     cut = np.arange(20) // 2
     prepared.save(
         Dataset(
@@ -648,7 +645,7 @@ def test_bytes_of_numpy_are_bytes_too() -> None:
 def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written(tmp_path, "plain")
+    save_dataset(tmp_path, "plain")
     monkeypatch.chdir(tmp_path)
     result = comity.run(
         "solo",
@@ -665,11 +662,11 @@ def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(
 
 
 @pytest.mark.filterwarnings("error")
-def test_bytes_that_cannot_be_written_are_taken_without_a_word() -> None:
-    """Such as numpy maps from a file, or reads from a buffer."""
+def test_read_only_bytes_are_accepted_without_a_warning() -> None:
+    """For example arrays that numpy maps from a file, or reads from a buffer."""
     x = np.frombuffer(bytes(range(160)) * 2, dtype=np.uint8).reshape(20, 1, 4, 4)
     always = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)  # it says so once in a program only
+    torch.set_warn_always(True)  # torch warns only once per process
     try:
         assert Dataset("d", x, np.arange(20) % 2, 2).x.dtype == torch.uint8  # type: ignore[arg-type]
     finally:

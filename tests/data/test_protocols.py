@@ -1,4 +1,4 @@
-"""On which samples a party is tested, and what remains for training and validation."""
+"""Test protocols: the test samples of a party, and those that remain for training and validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def indices(fed: Federation, *parts: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def official(digits: Dataset) -> Dataset:
-    """The digits, the last 400 of which are said to be for testing."""
+    """The digits with the last 400 as official test samples."""
     mask = torch.arange(len(digits)) >= len(digits) - 400
     return Dataset("official", digits.x, digits.y, 10, official_test=mask)
 
@@ -65,7 +65,7 @@ def test_stratified_ties_fall_by_chance() -> None:
     assert took.min() > 60  # 100 expected of each class
 
 
-def test_stratified_keeps_single_samples_unless_there_is_nothing_else() -> None:
+def test_stratified_takes_single_samples_last() -> None:
     y = np.array([0, 1, 2, 3, 3, 3])
     assert all(
         stratified(y, 0.5, np.random.default_rng(s), at_least=1)[:3].sum() == 0 for s in range(20)
@@ -93,7 +93,7 @@ def test_own_uses_every_sample_once(
     assert min(len(p.test) for p in fed.parties.values()) >= 1
 
 
-def test_own_fraction_and_validation_are_what_was_asked(digits: Dataset) -> None:
+def test_own_fraction_and_validation_have_the_requested_sizes(digits: Dataset) -> None:
     fed = digits.partition("iid", 5, test="own(0.2)", validation=0.25)
     for party, whole in zip(fed.parties.values(), (360, 360, 359, 359, 359), strict=True):
         assert len(party.test) == round(0.2 * whole)
@@ -193,7 +193,7 @@ def test_matched_without_any_class_in_common_is_refused() -> None:
 
 
 @pytest.mark.parametrize("test", ["own(0.25)", "own(0.5)"])
-def test_test_settings_do_not_change_who_owns_what(digits: Dataset, test: str) -> None:
+def test_test_settings_do_not_change_ownership(digits: Dataset, test: str) -> None:
     def owned(fed: Federation) -> list[list[int]]:
         return [sorted(s.train + s.validation + s.test) for s in fed.split.parties.values()]
 
@@ -243,7 +243,7 @@ def test_a_fraction_of_an_official_test_part_is_refused(official: Dataset) -> No
         official.partition("iid", test="common(0.3)")
 
 
-def test_matched_says_how_many_there_are(digits: Dataset) -> None:
+def test_matched_error_names_the_available_number(digits: Dataset) -> None:
     with pytest.raises(
         UsageError,
         match=r"has (3[0-9]) samples in the class proportions of party 'p0', not 50; "
@@ -261,7 +261,7 @@ def test_rules_read_their_options() -> None:
 
 
 def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
-    """What is learned from and what is tested on, of samples with these labels in this order."""
+    """The training and test positions of samples with these labels in this order."""
     learn, test = read(text).divide(
         "p", np.array(y), np.arange(len(y)), np.arange(0), None, np.random.default_rng(0)
     )
@@ -280,7 +280,7 @@ def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
             "tail(0.25)",
             [0, 1, 2, 3, 4],
             [6, 7],
-        ),  # of each class the last, and their neighbour left out
+        ),  # the last of each class, without their neighbours
         (
             [0, 0, 0, 0, 1, 1, 1, 1],
             "tail(0.25)",
@@ -288,26 +288,24 @@ def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
             [3, 7],
         ),  # a neighbour of another class, too
         ([1, 1, 0, 0, 1, 1, 0, 0], "tail(0.25)", [0, 1, 2, 3], [5, 7]),
-        ([0] * 8 + [1], "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # too few to be tested on
+        ([0] * 8 + [1], "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # too few for a test sample
         ([2] * 12 + [0] * 4, "tail(0.25)", [*range(8), 13], [9, 10, 11, 15]),
         (
             [0] * 10 + [1],
             "tail(0.6,gap=0)",
             [0, 1, 2, 3, 10],
             [4, 5, 6, 7, 8, 9],
-        ),  # one of each class stays to learn from
+        ),  # one of each class remains for training
     ],
 )
-def test_tail_by_hand(y: list[int], text: str, learn: list[int], test: list[int]) -> None:
+def test_tail_examples(y: list[int], text: str, learn: list[int], test: list[int]) -> None:
     assert tail(y, text) == (learn, test)
 
 
 @given(
     st.lists(st.integers(0, 3), min_size=30, max_size=120), st.floats(0.1, 0.5), st.integers(0, 3)
 )
-def test_tail_tests_on_what_comes_last_and_keeps_its_distance(
-    y: list[int], fraction: float, gap: int
-) -> None:
+def test_tail_takes_the_last_samples_with_a_gap(y: list[int], fraction: float, gap: int) -> None:
     try:
         learn, test = tail(y, f"tail({fraction},gap={gap})")
     except UsageError:
@@ -323,7 +321,7 @@ def test_tail_tests_on_what_comes_last_and_keeps_its_distance(
 
 
 def test_tail_in_a_partition_keeps_the_datas_order_and_no_chance() -> None:
-    """Each party's own last quarter: another seed changes the validation part, nothing else."""
+    """The last quarter of each party; another seed changes only the validation part."""
     n = 240
     data = Dataset(
         "steps",
@@ -365,7 +363,7 @@ def test_tail_pools_the_official_test_part(official: Dataset) -> None:
     assert sorted(indices(fed, "train", "validation", "test")) == list(range(len(official)))
 
 
-def test_tail_of_ones_own_arrays() -> None:
+def test_tail_of_users_arrays() -> None:
     x, y = np.arange(16.0)[:, None], [0] * 8 + [1] * 8
     fed = Federation.from_arrays({"north": (x, y)}, test="tail(0.25)", validation=0)
     north = fed.parties["north"]
@@ -379,7 +377,7 @@ def test_tail_of_ones_own_arrays() -> None:
     ("y", "text"),
     [
         ([0, 1, 2, 3], "tail(0.25)"),  # a quarter of one sample is none
-        ([0, 0, 0, 0], "tail(0.25,gap=3)"),  # nothing is left to learn from
+        ([0, 0, 0, 0], "tail(0.25,gap=3)"),  # nothing remains for training
         ([0, 0], "tail(0.9)"),
     ],
 )
@@ -393,12 +391,12 @@ def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None
         tail(y, text)
 
 
-# --- official: the makers' own test samples of the party's own source
+# --- official: the official test samples of the party's own source
 
 
 def sources(n: int = 120, **more: Any) -> Dataset:
-    """Three sources that take turns; every fourth sample is an official test sample, and every
-    fifth of the last source.
+    """Three interleaved sources; every fourth sample is an official test sample, of the last source
+    every fifth.
     """
     of = np.arange(n) % 3
     is_test = np.where(of < 2, np.arange(n) // 3 % 4 == 0, np.arange(n) // 3 % 5 == 0)
@@ -479,10 +477,10 @@ def test_official_size_is_a_stratified_draw(size: int) -> None:
     ]
     assert (
         first.split.parties["ann-0"].test != first.split.parties["ann-1"].test
-    )  # each draws for itself
+    )  # each party has its own draw
 
 
-def test_official_size_beyond_what_there_is_means_all() -> None:
+def test_official_size_is_capped_at_all_samples() -> None:
     fed = sources().partition("natural", test="official(size=1000)")
     assert [list(s.test) for s in fed.split.parties.values()] == [
         official_of(sources(), k) for k in range(3)
@@ -505,7 +503,7 @@ def test_official_test_samples_have_the_partys_shift() -> None:
     assert torch.equal(inverted, (1 - x[:60:4] - 0.5) / 0.5)
 
 
-def test_official_is_refused_where_it_means_nothing(digits: Dataset, official: Dataset) -> None:
+def test_official_is_refused_where_it_does_not_apply(digits: Dataset, official: Dataset) -> None:
     with pytest.raises(
         UsageError,
         match=r"^These data have no official test part; use own\(0\.25\), matched or common\.$",
@@ -548,7 +546,7 @@ def test_rules_of_order_and_source_read_their_options() -> None:
             read(text)
 
 
-# --- what was wrong once
+# --- regressions
 
 
 def test_tail_leaves_no_neighbour_of_a_test_sample_to_learn_from() -> None:
@@ -562,7 +560,7 @@ def test_tail_leaves_something_to_learn_from_of_each_class() -> None:
     assert {y[i] for i in learn} == {0, 1}
 
 
-def test_official_size_is_exact_whatever_the_classes() -> None:
+def test_official_size_is_exact() -> None:
     y = torch.cat([torch.arange(20) % 10, torch.arange(20) % 10])
     groups = {"who": Groups(("ann",), np.zeros(40, dtype=np.int64))}
     data = Dataset(
@@ -578,12 +576,12 @@ def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:
     assert time.process_time() - began < 0.5
 
 
-# --- official(redraw): where others than the makers cut the data in training and test
+# --- official(redraw): data that were split into training and test by others
 
 
-def cut_by_others() -> Dataset:
-    """Two sources: the makers of the first say what is for testing, the second is 40 photos of 1 to
-    3 digits, cut by photo.
+def resplit_dataset() -> Dataset:
+    """Two sources: the first has official test samples, the second has 40 photos of 1 to 3 digits
+    and was split by photo.
     """
     photos = np.repeat(np.arange(40), np.arange(40) % 3 + 1)
     n = len(photos)
@@ -599,8 +597,8 @@ def cut_by_others() -> Dataset:
     )
 
 
-def test_a_cut_of_others_is_drawn_by_seed_and_never_parts_a_whole() -> None:
-    data = cut_by_others()
+def test_redraw_depends_on_the_seed_and_keeps_units_together() -> None:
+    data = resplit_dataset()
     assert data.official_test is not None
     assert data.cut_by is not None
     official_positions = np.flatnonzero(data.official_test.numpy())
@@ -610,17 +608,17 @@ def test_a_cut_of_others_is_drawn_by_seed_and_never_parts_a_whole() -> None:
         makers, others = (fed.split.parties[name] for name in ("makers", "others"))
         assert (
             list(makers.test) == official_positions[official_positions < 30].tolist()
-        )  # official ones stay so
+        )  # official test samples stay
         assert not {data.cut_by[i] for i in others.train} & {data.cut_by[i] for i in others.test}
         assert sorted(others.train + others.test) == list(range(30, len(data)))
         assert len(others.train) == int(
             (~data.official_test[30:]).sum()
-        )  # as many to learn from as before
+        )  # as many training samples as before
         test_parts.add(others.test)
     assert len(test_parts) == 20
     again = data.partition("domain", seed=3, test="official(redraw=true)")
     assert again.split.parties["others"].test in test_parts
-    for seed in range(3):  # unless it is asked for, the cut is what it was
+    for seed in range(3):  # without redraw the split does not change
         fed = data.partition("domain", seed=seed, test="official")
         assert (
             list(fed.split.parties["others"].test)
@@ -628,8 +626,8 @@ def test_a_cut_of_others_is_drawn_by_seed_and_never_parts_a_whole() -> None:
         )
 
 
-def test_a_redraw_of_a_size_is_of_what_was_redrawn() -> None:
-    data = cut_by_others()
+def test_size_applies_to_the_redrawn_part() -> None:
+    data = resplit_dataset()
     whole, some = (
         data.partition("domain", seed=5, test=f"official({more}redraw=true)")
         for more in ("", "size=7,")
@@ -643,17 +641,17 @@ def test_a_redraw_of_a_size_is_of_what_was_redrawn() -> None:
     seed=st.integers(0, 99),
     tests=st.integers(1, 29),
 )
-def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(
+def test_redraw_fills_the_training_part_with_whole_units(
     sizes: list[int], seed: int, tests: int
 ) -> None:
     cut = np.repeat(np.arange(len(sizes)), sizes)
     official = cut >= max(1, len(sizes) - tests)
     is_test = redraw_test_part(official, cut, np.random.default_rng(seed))
-    left = int((~official).sum() - (~is_test).sum())
-    assert left >= 0
+    free = int((~official).sum() - (~is_test).sum())
+    assert free >= 0
     assert all(
-        left < n for whole, n in enumerate(sizes) if is_test[cut == whole].all()
-    )  # no whole in test would still fit
+        free < n for whole, n in enumerate(sizes) if is_test[cut == whole].all()
+    )  # no unit of the test part would still fit
     assert all(len(set(is_test[cut == whole])) == 1 for whole in range(len(sizes)))
     assert (~is_test).any()
 
@@ -665,6 +663,6 @@ def test_nothing_to_redraw_is_refused(official: Dataset) -> None:
     ):
         official.partition("iid", test="official(redraw=true)")
     with pytest.raises(UsageError, match="a unit with samples in both training and test"):
-        replace(cut_by_others(), cut_by=np.zeros(len(cut_by_others()), np.int64))
+        replace(resplit_dataset(), cut_by=np.zeros(len(resplit_dataset()), np.int64))
     with pytest.raises(UsageError, match="must hold one integer per sample"):
-        replace(cut_by_others(), cut_by=np.zeros(3, np.int64))
+        replace(resplit_dataset(), cut_by=np.zeros(3, np.int64))

@@ -1,6 +1,4 @@
-"""What parties' tables have in common: what a column is, what is missing, and one schema of several
-parties' own.
-"""
+"""Schemas of tables: kinds of columns, missing values, and a common schema of several parties."""
 
 from __future__ import annotations
 
@@ -37,14 +35,14 @@ def kinds(schema: Schema) -> dict[str, str]:
     return {column.name: column.kind for column in schema.columns}
 
 
-# --- what a column is
+# --- kinds of columns
 
 
 def rows(header: str, *lines: str, times: int = 1) -> str:
     return "\n".join([header, *lines * times]) + "\n"
 
 
-def test_what_a_column_is(tmp_path: Path) -> None:
+def test_kinds_of_columns(tmp_path: Path) -> None:
     lines = [
         f"{1000 + k},{k % 7 + 0.5},{k % 2},{'m' if k % 3 else 'f'},2024-01-{k % 28 + 1:02},thing"
         f" {k},{k},{k % 2}"
@@ -63,9 +61,9 @@ def test_what_a_column_is(tmp_path: Path) -> None:
     }
     assert any(
         "'case_id' is left out" in line and "--kind" in line for line in summarize_schema(schema)
-    ), "what to type is said"
+    ), "the message does not say what to type"
     assert not any("--kind" in line for line in summarize_schema(schema, is_given=True)), (
-        "nor is what cannot be"
+        "an option is suggested that has no effect"
     )
     with_options = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
     assert kinds(with_options) == {"age": "number", "smokes": "words", "row": "number"}
@@ -84,7 +82,7 @@ def test_free_text_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "word", ["NA", "N/A", "nan", "NaN", "null", "NULL", "-", ".", "", "?", " na "]
 )
-def test_what_stands_for_missing(word: str, tmp_path: Path) -> None:
+def test_words_for_missing_values(word: str, tmp_path: Path) -> None:
     write(
         tmp_path / "in" / "a.csv",
         rows("age,sex,label", f"{word},m,yes", f"2.5,{word},no", "3.5,f,no"),
@@ -184,7 +182,7 @@ def test_names_of_columns_that_differ_in_case_are_one(tmp_path: Path) -> None:
 
 
 def test_two_columns_that_become_one_are_refused(tmp_path: Path) -> None:
-    """One of them would be gone without a word."""
+    """One of them would be lost silently."""
     write(tmp_path / "a.csv", rows("age,Alter,label", "1.5,2.5,yes", "2.5,3.5,no"))
     with pytest.raises(
         UsageError,
@@ -221,7 +219,7 @@ def test_rows_without_a_label(tmp_path: Path) -> None:
     ).y.tolist() == [1, 0]
 
 
-def test_names_that_nobody_has(tmp_path: Path) -> None:
+def test_unknown_names_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / f"{name}.csv", rows("age,sex,label", "1.5,m,yes", "2.5,f,no"))
     for wrong in (
@@ -234,7 +232,7 @@ def test_names_that_nobody_has(tmp_path: Path) -> None:
             schema_of(tmp_path, **wrong)
 
 
-def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
+def test_options_of_merged_schemas(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", rows("age,note,label", "1.5,x,yes", "2.5,y,no"))
     write(tmp_path / "b.csv", rows("Alter,note,label", "1.5,x,yes", "2.5,z,no"))
     for name in ("a", "b"):
@@ -250,7 +248,7 @@ def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
         agreed_schema(both, drop=("nte",))
 
 
-def test_labels_that_are_words_here_and_numbers_there(tmp_path: Path) -> None:
+def test_labels_that_are_words_at_one_party_and_numbers_at_another(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", rows("age,label", "1.5,dead", "2.5,alive"))
     write(tmp_path / "b.csv", rows("age,label", "1.5,0", "2.5,1"))
     with pytest.raises(
@@ -270,7 +268,7 @@ def test_words_that_stand_for_others(tmp_path: Path) -> None:
     for name in ("a", "b"):
         agreed_schema([tmp_path / "in" / f"{name}.csv"]).write(tmp_path / f"{name}.json")
     later = agreed_schema([tmp_path / "a.json", tmp_path / "b.json"], words=words)
-    assert later == data.schema, "it can also be said when schemas become one"
+    assert later == data.schema, "the option has another effect when schemas are merged"
     with pytest.raises(UsageError, match="There is no column called 'sx'"):
         schema_of(tmp_path / "in", words={"sx": {"m": "male"}, "label": words["label"]})
 
@@ -305,7 +303,7 @@ def test_skipped_rows_are_counted(tmp_path: Path) -> None:
     assert any("1 rows without a label were left out (a 1)." in note for note in data.warnings)
 
 
-# --- alone and together
+# --- separate and pooled imports
 
 CELLS = {
     "age": st.sampled_from(["31", "45.5", "70", "", "NA"]),
@@ -352,7 +350,7 @@ def federations(draw: st.DrawFn) -> dict[str, tuple[list[str], str, list[list[st
         "east": (["age", "outcome"], ",", [["31", "dead"]] * 4 + [["31", "alive"]]),
     }
 )  # a column that is empty at one party only
-def test_alone_by_schema_is_together_byte_for_byte(
+def test_separate_imports_equal_the_pooled_import(
     parties: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     here = tmp_path_factory.mktemp("federation")
@@ -373,12 +371,12 @@ def test_alone_by_schema_is_together_byte_for_byte(
         except UsageError as error:
             assert "no column but" in str(error)  # noqa: PT017 - a party with empty columns only has nothing to tell
             return
-    agreed = agreed_schema(descriptions)
-    assert agreed == pooled.schema
+    schema = agreed_schema(descriptions)
+    assert schema == pooled.schema
     x = []
     for name in sorted(parties):
         alone = import_federation(
-            here / "in" / f"{name}.csv", here / f"alone-{name}", schema=agreed
+            here / "in" / f"{name}.csv", here / f"alone-{name}", schema=schema
         )
         x.append(alone.x.numpy())
         assert alone.class_names == pooled.class_names
@@ -426,7 +424,7 @@ def test_a_schema_is_a_file_that_people_can_change(tmp_path: Path) -> None:
         ({"colour": 1}, "holds no valid schema"),
     ],
 )
-def test_a_schema_that_makes_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_schema_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("x,label", "1.5,yes", "2.5,no"))
     content = agreed_schema([tmp_path / "in"]).to_dict()
     (tmp_path / "schema.json").write_text(json.dumps(content | change), encoding="utf-8")
@@ -435,7 +433,7 @@ def test_a_schema_that_makes_no_sense(change: dict[str, Any], message: str, tmp_
 
 
 def test_a_damaged_schema_is_noticed(tmp_path: Path) -> None:
-    """The words of a column that have changed places would make other patients of all."""
+    """Swapped words of a column would change the data of all patients."""
     write(tmp_path / "in" / "a.csv", rows("sex,label", "m,yes", "f,no", times=4))
     import_federation(tmp_path / "in", tmp_path / "out")
     text = (tmp_path / "out" / "schema.json").read_text(encoding="utf-8")
@@ -496,14 +494,14 @@ def test_new_rows_in_any_order_and_by_other_names() -> None:
         ({"age": ["1e999"], "sex": ["m"]}, "has '1e999' in row 1, which is not a number"),
     ],
 )
-def test_new_rows_that_cannot_be_used(table: dict[str, list[str]], message: str) -> None:
+def test_invalid_new_rows_are_refused(table: dict[str, list[str]], message: str) -> None:
     with pytest.raises(Unusable) as caught:
         encode(SCHEMA, table, 1, "new.csv")
     assert message in str(caught.value)
     assert str(caught.value).endswith(".")
 
 
-def test_a_cell_that_was_never_missing_before_is_said() -> None:
+def test_cell_that_was_never_missing_before_is_warned_of() -> None:
     warning, _, _ = encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv").warnings
     assert (
         warning
@@ -523,7 +521,7 @@ def test_a_cell_that_was_never_missing_before_is_said() -> None:
     mean=st.tuples(*[st.floats(-100, 100)] * 3),
     std=st.tuples(*[st.floats(0.01, 100)] * 3),
 )
-def test_numpy_and_torch_prepare_alike_to_the_last_bit(x: Any, mean: Any, std: Any) -> None:
+def test_numpy_and_torch_preprocessing_are_equal_bit_for_bit(x: Any, mean: Any, std: Any) -> None:
     from comity.data.federation import Preprocess
 
     fill = (0.1, -0.2, 3.0)
@@ -532,10 +530,10 @@ def test_numpy_and_torch_prepare_alike_to_the_last_bit(x: Any, mean: Any, std: A
     assert ours.numpy().tobytes() == alone.tobytes()
 
 
-# --- models in use from Python
+# --- predictions from Python
 
 
-def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
+def test_predict_takes_raw_rows(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     lines = [
         f"{30 + k * 7 % 40},{'m' if k % 3 else ''},{'yes' if k % 40 > 20 else 'no'}"
@@ -556,14 +554,14 @@ def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
             "more": 1,
         }
     )
-    for given_ in (
+    for samples in (
         frame,
         {"age": [age for age, _ in cells], "sex": [sex for _, sex in cells]},
         cells,
         fed.parties["b"].test,
     ):
-        assert torch.equal(model.predict_proba(given_), expected)
-        assert torch.equal(model.predict(given_), expected.argmax(1))
+        assert torch.equal(model.predict_proba(samples), expected)
+        assert torch.equal(model.predict(samples), expected.argmax(1))
     with pytest.raises(UsageError, match="has 'x' in row 1, which is not one of its words"):
         model.predict([["50", "x"]])
     with pytest.raises(UsageError, match="rows of 2 cells: age, sex"):
@@ -571,14 +569,14 @@ def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
 
 
 def test_pictures_that_are_prepared_already_are_refused() -> None:
-    """88 % instead of 94 %, without a word: that was so."""
+    """Normalising them twice would lower the accuracy silently."""
     digits = comity.load("digits")
     fed = digits.partition("iid|keep(samples=40)", parties=2, seed=0)
     model = comity.run("fedavg", fed, rounds=1, model="linear").model("p0")
     test = fed.parties["p0"].test
     raw = digits.x[list(fed.split.parties["p0"].test)]
-    for given_ in (raw, raw.numpy(), raw.tolist(), raw[:, 0].numpy(), test):
-        assert torch.equal(model.predict(given_), model.logits(test.x).argmax(1))
+    for samples in (raw, raw.numpy(), raw.tolist(), raw[:, 0].numpy(), test):
+        assert torch.equal(model.predict(samples), model.logits(test.x).argmax(1))
     with pytest.raises(
         UsageError,
         match=(

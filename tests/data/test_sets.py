@@ -1,5 +1,5 @@
-"""The library's datasets, from small files in the layouts of the originals: what they become, and
-what is said of bad ones.
+"""The datasets of the library, read from small files in the layouts of the originals; and errors
+for bad files.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from originals import (
     cub,
     domainnet,
     eicu,
+    emnist_letters,
     fashion,
     har,
     idx,
     leaf,
     market,
     mats,
-    messages,
     mnist,
     mnist_m,
     msmt,
@@ -53,7 +53,7 @@ from comity.metrics.retrieval import retrieval
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty COMITY_DATA, and a cache of its own."""
+    """An empty COMITY_DATA, and an empty cache."""
     folder = tmp_path / "data"
     folder.mkdir()
     monkeypatch.setenv("COMITY_DATA", str(folder))
@@ -64,7 +64,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "mnist": (mnist, {"samples": 4, "y": [0, 9, 0, 9]}),
     "fashion-mnist": (fashion, {"samples": 4, "y": [0, 9, 0, 9]}),
-    "emnist-letters": (messages, {"samples": 4, "y": [0, 25, 0, 25]}),
+    "emnist-letters": (emnist_letters, {"samples": 4, "y": [0, 25, 0, 25]}),
     "usps": (usps, {"samples": 4, "y": [0, 9, 0, 9]}),
     "mnist-m": (mnist_m, {"samples": 4, "y": [3, 9, 3, 9]}),
     "svhn": (mats(""), {"samples": 4, "y": [0, 3, 0, 3]}),
@@ -151,7 +151,7 @@ def test_har_as_in_pfllibs_files(here: Path) -> None:
         is_test=is_test,
     )
     ours, theirs = load("har"), load("har(layout=pfllib)")
-    assert ours.x[0, 2, :3].tolist() == [2, 11, 20], "the default: a row a channel"
+    assert ours.x[0, 2, :3].tolist() == [2, 11, 20], "not one row for each channel by default"
     assert torch.equal(load("har(layout=channels)").x, ours.x)
     assert theirs.x.shape == (2, 9, 128)
     assert theirs.x[0].flatten().tolist() == list(range(9 * 128))
@@ -182,7 +182,7 @@ def test_options_that_a_dataset_does_not_have_are_refused(name: str, says: str, 
 
 
 def refusal(name: str) -> str:
-    """What is said when a dataset is loaded, if anything."""
+    """The error message of loading a dataset; empty if it loads."""
     try:
         load(name)
     except UsageError as error:
@@ -194,7 +194,7 @@ def refusal(name: str) -> str:
 def test_bad_files_are_refused_in_one_sentence_or_read(
     name: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever file of a dataset is lost, empty, cut or something else."""
+    """Each file of a dataset is removed, emptied, cut or replaced."""
     BUILD[name][0](here)
     monkeypatch.setenv("COMITY_CACHE", os.devnull)
     classes_seen: set[object] = set()
@@ -365,7 +365,7 @@ TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
         ),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_wrong_files_are_refused(
     name: str, change: Callable[[Path], Any], file: str, words: list[str], here: Path, refuses: Any
 ) -> None:
     BUILD[name][0](here)
@@ -411,7 +411,7 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
 
 
 def test_the_embedded_hospitals_are_those_of_the_published_file() -> None:
-    """Cell by cell, in other words: what was made from the file is what is in it."""
+    """Every embedded cell equals that of the published file."""
     source = next(
         (
             f / "heart_disease_4_hospitals.csv"
@@ -462,12 +462,12 @@ def test_heart_is_imported_by_its_schema() -> None:
     at = [column.name for column in data.schema.columns].index("cholesterol")
     assert at == 4
     cholesterol = data.x[:, 1 + 2 + 4 + 1]
-    assert not (cholesterol == 0).any(), "a cholesterol of 0 was not measured"
+    assert not (cholesterol == 0).any(), "a cholesterol of 0 is not missing"
     assert fed.parties["switzerland"].train.x.isfinite().all()
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "queries", "gallery", "found"),
+    ("name", "make", "queries", "gallery", "matches"),
     [
         ("market1501", market, [1, 3], [0, 1, 1, 3], 2),
         ("msmt17", msmt, [0], [0], 1),
@@ -479,7 +479,7 @@ def test_query_and_gallery(
     make: Callable[[Path], None],
     queries: list[int],
     gallery: list[int],
-    found: int,
+    matches: int,
     here: Path,
 ) -> None:
     make(here)
@@ -491,10 +491,10 @@ def test_query_and_gallery(
     )
     assert query.x.shape[1:] == load(name).x.shape[1:]
     scores = retrieval(query.seen(lambda x: x.flatten(1)), rest.seen(lambda x: x.flatten(1)))
-    assert scores.queries == found  # with the same identity by another camera
+    assert scores.queries == matches  # with the same identity by another camera
 
 
-def test_re_identification_that_is_not_there(here: Path, refuses: Any) -> None:
+def test_missing_re_identification_files_are_refused(here: Path, refuses: Any) -> None:
     with refuses(
         "market1501",
         "put Market-1501-v15.09.15/query, Market-1501-v15.09.15/bounding_box_test into the folder",
@@ -531,9 +531,7 @@ def test_the_stand_in_for_eicu(here: Path) -> None:
     assert roc_auc_score(data.y.numpy()[~train], fit.decision_function(centred[~train])) > 0.8
 
 
-def test_pickles_need_a_yes_once_and_again_when_the_cache_is_damaged(
-    here: Path, tmp_path: Path, refuses: Any
-) -> None:
+def test_pickles_need_trust_once_and_after_damage(here: Path, tmp_path: Path, refuses: Any) -> None:
     pickled(here)
     with refuses(
         "cifar-10-python.tar.gz", "holds pickles", "comity data prepare cifar10 --trust-pickle"
@@ -547,7 +545,7 @@ def test_pickles_need_a_yes_once_and_again_when_the_cache_is_damaged(
         load("cifar10")
 
 
-# What lies in the folder that COMITY_DATA names where these tests run.
+# The datasets in the COMITY_DATA of these tests.
 
 REAL = [
     ("mnist", 70000, 10000, {}),
@@ -599,7 +597,7 @@ def test_commands_on_the_page_work(
         program, *words = shlex.split(line, comments=True)
         assert program == "comity"
         monkeypatch.setattr("sys.argv", [program, *words])
-        cli.main()  # what is wrong ends in SystemExit
+        cli.main()  # raises SystemExit on errors
         assert capsys.readouterr().out
 
 
@@ -608,9 +606,9 @@ def test_the_page_names_every_dataset() -> None:
     assert [card["name"] for card in catalogue() if f"`{card['name']}`" not in text] == []
 
 
-def test_the_first_images_of_svhn_are_cut_by_photo_and_can_be_cut_anew(here: Path) -> None:
-    """They are all of the official training part: alone, and beside a source that has a test part
-    of its own.
+def test_first_images_of_svhn_are_split_by_photo(here: Path) -> None:
+    """They are all of the official training part, alone and beside a source with its own test
+    part.
     """
     draw = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
@@ -625,7 +623,7 @@ def test_the_first_images_of_svhn_are_cut_by_photo_and_can_be_cut_anew(here: Pat
     alone = load("svhn")
     assert alone.cut_by is not None
     assert np.bincount(alone.cut_by).tolist() == [2, 3, 1, 2, 1, 1]
-    first_load, data = load("digits-five"), load("digits-five")  # which is from the cache
+    first_load, data = load("digits-five"), load("digits-five")  # from the cache
     assert first_load.cut_by is not None
     assert data.cut_by is not None
     assert first_load.cut_by.tolist() == data.cut_by.tolist() == [-1] * 4 + alone.cut_by.tolist()

@@ -1,4 +1,4 @@
-"""Feature shifts do what they say, to whom they say, and the same each time."""
+"""Feature shifts: what they do to images, to which parties, and that they are deterministic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_shape_and_range_stay(kind: str, height: int, width: int, seed: int) -> 
 
 
 @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"none"}))
-def test_it_matters(kind: str) -> None:
+def test_every_shift_changes_the_images(kind: str) -> None:
     assert (apply(kind, images(), KEY) - images()).abs().mean() > 0.1
 
 
@@ -82,7 +82,7 @@ def test_blur_is_the_binomial_filter() -> None:
     assert torch.equal(apply("blur", flat, KEY), flat)
 
 
-def test_thick_and_thin_by_hand() -> None:
+def test_thick_and_thin_examples() -> None:
     """The largest, or smallest, of a pixel and its neighbours to the right, below, and below to the
     right.
     """
@@ -157,7 +157,7 @@ def test_texture_is_a_soft_pattern_of_each_samples_own() -> None:
     assert not torch.equal(pattern, apply("texture", dark, KEY.fold("other")))
 
 
-def test_texture_has_a_colour_where_there_are_channels() -> None:
+def test_texture_of_images_with_channels_has_colours() -> None:
     pattern = apply("texture", torch.zeros(50, 3, 8, 8), KEY)
     assert not torch.equal(pattern[:, 0], pattern[:, 1])
 
@@ -205,8 +205,8 @@ def test_all_kinds_by_default_and_steps_chain(digits: Dataset) -> None:
     assert fed.split.partition == "iid|shift|shift(kinds=none,invert)"
 
 
-def test_what_shift_means_without_kinds_stays_what_it_was(digits: Dataset) -> None:
-    """New kinds are asked for by name: a saved command means one thing for ever."""
+def test_default_kinds_of_shift_are_stable(digits: Dataset) -> None:
+    """New kinds must be named, so that saved commands keep their meaning."""
     shifts = [s.shift for s in digits.partition("iid|shift", 9).split.parties.values()]
     assert shifts == [
         "none",
@@ -223,11 +223,11 @@ def test_what_shift_means_without_kinds_stays_what_it_was(digits: Dataset) -> No
     assert [s.shift for s in new.split.parties.values()] == ["thin", "thick", "texture"]
 
 
-def test_without_a_shift_there_is_none(digits: Dataset) -> None:
+def test_partition_without_shift_has_none(digits: Dataset) -> None:
     assert all(s.shift is None for s in digits.partition("iid", 3).split.parties.values())
 
 
-def test_noise_stays_with_its_sample_whatever_the_test_part(digits: Dataset) -> None:
+def test_noise_of_a_sample_does_not_depend_on_the_test_part(digits: Dataset) -> None:
     def values(test: str, validation: float) -> dict[int, Tensor]:
         fed = digits.partition("iid|shift(kinds=noise)", 3, 5, test, validation)
         return {

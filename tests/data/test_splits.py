@@ -41,21 +41,29 @@ def test_round_trip(digits: Dataset, tmp_path: Path, spec: str, test: str) -> No
     assert_same(fed, digits.partition(str(path), parties=7, seed=99, test="common"))
 
 
-def test_what_the_file_says(digits: Dataset) -> None:
+def test_content_of_the_file(digits: Dataset) -> None:
     text = digits.partition(
         "dirichlet( alpha = 0.5 )|shift(kinds=none,invert)", 2, seed=4
     ).split.to_json()
-    saved = json.loads(text)
-    assert saved["partition"] == "dirichlet(alpha=0.5)|shift(kinds=none,invert)"
-    assert (saved["dataset"], saved["seed"], saved["test"], saved["validation"]) == (
+    saved_split = json.loads(text)
+    assert saved_split["partition"] == "dirichlet(alpha=0.5)|shift(kinds=none,invert)"
+    assert (
+        saved_split["dataset"],
+        saved_split["seed"],
+        saved_split["test"],
+        saved_split["validation"],
+    ) == (
         "digits",
         4,
         "own(0.25)",
         0.1,
     )
-    assert [p["shift"] for p in saved["parties"].values()] == ["none", "invert"]
+    assert [p["shift"] for p in saved_split["parties"].values()] == ["none", "invert"]
     assert sorted(
-        i for p in saved["parties"].values() for k in ("train", "validation", "test") for i in p[k]
+        i
+        for p in saved_split["parties"].values()
+        for k in ("train", "validation", "test")
+        for i in p[k]
     ) == [*range(1797)]
 
 
@@ -76,7 +84,7 @@ def test_seeds_differ(digits: Dataset) -> None:
 
 
 def test_split_does_not_drift() -> None:
-    """A seed means one split, in the next version too."""
+    """A seed gives the same split in later versions."""
     data = Dataset("tiny", torch.zeros(12, 1, 2, 2), torch.arange(12) % 3, 3)
     split = data.partition("dirichlet(alpha=1,min=2)", 2, seed=0, validation=0.3).split
     assert {n: (s.train, s.validation, s.test) for n, s in split.parties.items()} == {
@@ -86,15 +94,15 @@ def test_split_does_not_drift() -> None:
 
 
 @pytest.fixture
-def saved(digits: Dataset) -> dict[str, Any]:
+def saved_split(digits: Dataset) -> dict[str, Any]:
     return dict(json.loads(digits.partition("iid", 3).split.to_json()))
 
 
-def change(saved: dict[str, Any], path: str, value: object) -> None:
+def change(saved_split: dict[str, Any], path: str, value: object) -> None:
     *way, last = path.split(".")
     for step in way:
-        saved = saved[step]
-    saved[last] = value
+        saved_split = saved_split[step]
+    saved_split[last] = value
 
 
 @pytest.mark.parametrize(
@@ -144,31 +152,33 @@ def change(saved: dict[str, Any], path: str, value: object) -> None:
     ],
 )
 def test_damaged_splits_are_refused(
-    digits: Dataset, saved: dict[str, Any], path: str, value: object, message: str
+    digits: Dataset, saved_split: dict[str, Any], path: str, value: object, message: str
 ) -> None:
-    change(saved, path, value)
+    change(saved_split, path, value)
     with pytest.raises(UsageError, match=re.escape(message)):
-        digits.split(Split.from_json(json.dumps(saved)))
+        digits.split(Split.from_json(json.dumps(saved_split)))
 
 
-def test_training_on_test_samples_is_refused(digits: Dataset, saved: dict[str, Any]) -> None:
-    parties = saved["parties"]
+def test_training_on_test_samples_is_refused(digits: Dataset, saved_split: dict[str, Any]) -> None:
+    parties = saved_split["parties"]
     parties["p1"]["train"].append(parties["p0"]["test"][0])
     with pytest.raises(
         UsageError, match="The split tests party 'p0' on a sample that is trained on"
     ):
-        digits.split(Split.from_json(json.dumps(saved)))
+        digits.split(Split.from_json(json.dumps(saved_split)))
 
 
-def test_training_samples_used_twice_are_refused(digits: Dataset, saved: dict[str, Any]) -> None:
-    parties = saved["parties"]
+def test_training_samples_used_twice_are_refused(
+    digits: Dataset, saved_split: dict[str, Any]
+) -> None:
+    parties = saved_split["parties"]
     parties["p1"]["validation"].append(parties["p0"]["train"][0])
     with pytest.raises(UsageError, match="The split uses a training sample of party 'p0' twice"):
-        digits.split(Split.from_json(json.dumps(saved)))
+        digits.split(Split.from_json(json.dumps(saved_split)))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"dataset": "digits"}', "\x00"])
-def test_what_is_no_split_is_refused(digits: Dataset, tmp_path: Path, text: str) -> None:
+def test_other_json_is_refused(digits: Dataset, tmp_path: Path, text: str) -> None:
     file = tmp_path / "split.json"
     file.write_text(text)
     with pytest.raises(UsageError, match="is not a split written by Comity") as caught:

@@ -1,5 +1,5 @@
-"""What is chained after a partition: keep takes so many samples and no others, concept renames
-classes and nothing else.
+"""Steps after a partition: `keep` takes a number of samples, `concept` permutes labels, and neither
+changes anything else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ seeds = st.integers(0, 1000)
 sizes_of_classes = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
-def kept(sizes: list[int], seed: int = 0, **how: Any) -> np.ndarray:
+def kept_counts(sizes: list[int], seed: int = 0, **how: Any) -> np.ndarray:
     """How many samples of each class a party with classes of these sizes keeps."""
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     learn = 1000 + np.arange(len(y))  # positions in a larger dataset
@@ -35,16 +35,16 @@ def kept(sizes: list[int], seed: int = 0, **how: Any) -> np.ndarray:
     selected = Keep(**how).select("p", everything, learn, np.random.default_rng(seed))
     assert set(selected) <= set(learn)
     assert len(set(selected)) == len(selected)
-    assert sorted(selected) == list(selected)  # in the data's order still
+    assert sorted(selected) == list(selected)  # in the order of the data
     return np.bincount(everything[selected], minlength=len(sizes))
 
 
-def learned(fed: Federation) -> list[list[int]]:
+def training_indices(fed: Federation) -> list[list[int]]:
     return [sorted(s.train + s.validation) for s in fed.split.parties.values()]
 
 
 def data(n: int = 240, classes: int = 4, **more: Any) -> Dataset:
-    """Images that say which they are."""
+    """A dataset of random images, which are all different."""
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.random((n, 1, 4, 4)))
     more.setdefault("groups", {"who": Groups(("ann", "bob", "cyd"), np.arange(n) // 2 % 3)})
@@ -65,14 +65,12 @@ def data(n: int = 240, classes: int = 4, **more: Any) -> Dataset:
         ({"samples": 9}, [9], [9]),
         ({"fraction": 1}, [3, 1, 1], [3, 1, 1]),
         ({"samples": 5}, [3, 1, 1], [3, 1, 1]),
-        ({"fraction": 0.001}, [30], [1]),  # never nothing
+        ({"fraction": 0.001}, [30], [1]),  # at least one
     ],
 )
-def test_keep_in_proportion_by_hand(
-    how: dict[str, Any], sizes: list[int], expected: list[int]
-) -> None:
+def test_keep_in_proportion(how: dict[str, Any], sizes: list[int], expected: list[int]) -> None:
     for seed in range(5):
-        assert kept(sizes, seed, **how).tolist() == expected
+        assert kept_counts(sizes, seed, **how).tolist() == expected
 
 
 @given(
@@ -84,7 +82,10 @@ def test_keep_is_exact_and_each_class_gives_its_share(
     sizes: list[int], fraction: float, seed: int
 ) -> None:
     expected = max(1, round(fraction * sum(sizes)))
-    for counts in (kept(sizes, seed, samples=expected), kept(sizes, seed, fraction=fraction)):
+    for counts in (
+        kept_counts(sizes, seed, samples=expected),
+        kept_counts(sizes, seed, fraction=fraction),
+    ):
         assert counts.sum() == expected
         share = np.array(sizes) * expected / sum(sizes)
         assert (
@@ -92,8 +93,8 @@ def test_keep_is_exact_and_each_class_gives_its_share(
         ).all()  # a whole number beside its share; rounding of the total adds half a sample
 
 
-def test_keep_is_a_draw() -> None:
-    """Which samples stay is chance, each alike; and it hangs on the party's name and the seed."""
+def test_keep_draws_at_random() -> None:
+    """All samples are equally likely; the draw depends on the party's name and the seed."""
     y = np.zeros(40, dtype=np.int64)
     draws = [
         Keep(samples=10).select("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)
@@ -118,7 +119,7 @@ def test_keep_is_a_draw() -> None:
 @pytest.mark.parametrize(
     "keep", ["keep(samples=10)", "keep(fraction=0.5)", "keep(fraction=0.9)|keep(samples=9)"]
 )
-def test_keep_leaves_the_test_part_and_who_owns_what(partition: str, keep: str, test: str) -> None:
+def test_keep_does_not_change_test_part_and_ownership(partition: str, keep: str, test: str) -> None:
     if test == "official" and partition == "iid":
         pytest.skip("official follows groups")
     whole, some = (
@@ -129,7 +130,7 @@ def test_keep_leaves_the_test_part_and_who_owns_what(partition: str, keep: str, 
         s.test for s in some.split.parties.values()
     ]
     for all_of_it, part, share in zip(
-        learned(whole), learned(some), some.split.parties.values(), strict=True
+        training_indices(whole), training_indices(some), some.split.parties.values(), strict=True
     ):
         assert set(part) <= set(all_of_it)
         expected = {"keep(samples=10)": 10, "keep(fraction=0.5)": round(len(all_of_it) / 2)}.get(
@@ -138,7 +139,7 @@ def test_keep_leaves_the_test_part_and_who_owns_what(partition: str, keep: str, 
         assert len(part) == expected
         assert len(share.validation) == pytest.approx(
             0.2 * expected, abs=0.51
-        )  # a part of what is kept
+        )  # a part of the kept samples
     for name in whole.names:
         assert torch.equal(whole.parties[name].test.x, some.parties[name].test.x)
         assert torch.equal(whole.parties[name].test.y, some.parties[name].test.y)
@@ -147,7 +148,7 @@ def test_keep_leaves_the_test_part_and_who_owns_what(partition: str, keep: str, 
 def test_keep_keeps_each_partys_own_proportions(digits: Dataset) -> None:
     spec = "dirichlet(alpha=0.5)"
     whole, some = (digits.partition(s, 4, validation=0) for s in (spec, f"{spec}|keep(samples=60)"))
-    assert [len(p) for p in learned(some)] == [60] * 4
+    assert [len(p) for p in training_indices(some)] == [60] * 4
     for before, after in zip(whole.counts(), some.counts(), strict=True):
         assert (after - 60 * before / before.sum()).abs().max() <= 1.5
 
@@ -159,18 +160,20 @@ def test_keep_twice_draws_twice() -> None:
     )
     assert all(
         set(b) < set(a) and len(b) == 20
-        for a, b in zip(learned(first), learned(second), strict=True)
+        for a, b in zip(training_indices(first), training_indices(second), strict=True)
     )
     straight = data().partition("iid|keep(samples=20)", 2)
-    assert learned(second) != learned(straight)
+    assert training_indices(second) != training_indices(straight)
 
 
-def test_keeping_more_than_there_is_names_the_party() -> None:
+def test_error_for_keeping_too_many_names_the_party() -> None:
     with pytest.raises(
         UsageError, match=r"^Party 'p0' has 45 samples to learn from, not 46; use a smaller keep\.$"
     ):
         data().partition("iid|keep(samples=46)", 4)
-    assert [len(p) for p in learned(data().partition("iid|keep(samples=45)", 4))] == [45] * 4
+    assert [len(p) for p in training_indices(data().partition("iid|keep(samples=45)", 4))] == [
+        45
+    ] * 4
 
 
 # --- concept
@@ -228,7 +231,7 @@ def test_concept_renames_in_all_parts_alike_and_changes_nothing_else(test: str) 
         assert plain.split.parties[party].train == renamed.split.parties[party].train
 
 
-def test_a_common_test_set_is_named_by_each_in_its_own_words() -> None:
+def test_common_test_set_has_the_labels_of_each_party() -> None:
     fed = data(classes=5).partition("natural|concept", seed=1, test="common")
     ann, bob, _ = fed.parties.values()
     assert torch.equal(ann.test.x, bob.test.x)
@@ -251,7 +254,7 @@ def test_a_saved_split_remembers_the_names(tmp_path: Path, test: str) -> None:
     assert Split.from_json(text) == fed.split
 
 
-def test_a_split_of_before_there_were_concepts_is_read(digits: Dataset) -> None:
+def test_split_without_concepts_is_read(digits: Dataset) -> None:
     saved = json.loads(digits.partition("iid", 3).split.to_json())
     for party in saved["parties"].values():
         del party["labels"]
@@ -318,7 +321,7 @@ def test_refusals(spec: str, message: str) -> None:
         data().partition(spec, 4)
 
 
-# --- what was wrong once
+# --- regressions
 
 
 @given(sizes=sizes_of_classes, share=st.floats(0, 1), seed=seeds)
@@ -326,13 +329,13 @@ def test_refusals(spec: str, message: str) -> None:
 @example([2] * 10, 0.75, 0)
 @example([50, 1, 1, 1, 1], 0.5, 0)
 @example([100] + [1] * 100, 0.75, 0)
-def test_keep_is_exact_whatever_the_classes(sizes: list[int], share: float, seed: int) -> None:
+def test_keep_is_exact(sizes: list[int], share: float, seed: int) -> None:
     expected = max(1, round(share * sum(sizes)))
-    assert kept(sizes, seed, samples=expected).sum() == expected
+    assert kept_counts(sizes, seed, samples=expected).sum() == expected
 
 
 def test_keeping_nearly_all_keeps_rare_classes_as_often_as_others() -> None:
-    counts = np.sum([kept([20, 1], seed, fraction=0.9) for seed in range(50)], axis=0)
+    counts = np.sum([kept_counts([20, 1], seed, fraction=0.9) for seed in range(50)], axis=0)
     assert counts[1] > 0
 
 

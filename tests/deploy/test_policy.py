@@ -56,6 +56,7 @@ NEVER = {
     "fd": "how many samples there are of each class leave, as fd would \\(kinds: class counts\\)",
     "feduad": "\\(kinds: class counts\\)",
     "fedgen": "\\(kinds: class counts\\)",
+    "ccvr": "\\(kinds: class counts\\)",
 }
 
 
@@ -113,6 +114,13 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
     ({'"means", ': ""}, "fedavg+dbe", {}, "(kinds: means)"),
     ({', "gradients"]': "]"}, "fed-sps", {}, "(kinds: gradients)"),
     (
+        {'"gradients"]': '"gradients", "class counts"]'},
+        "ccvr",
+        {},
+        "does not let covariances of the representations of a class leave, as ccvr would"
+        " (kinds: covariances)",
+    ),
+    (
         {'submitters = ["*"]': 'submitters = ["chief@*"]'},
         "fedavg",
         {},
@@ -156,6 +164,7 @@ def test_each_rule_refuses_and_names_itself(
         ({'submitters = ["*"]': 'submitters = ["lead@*"]'}, "fedavg", {}),
         ({"rounds = 1000": "rounds = 3"}, "fedavg", {"rounds": 3}),
         ({'"gradients"]': '"gradients", "class counts"]'}, "fd", {}),
+        ({'"gradients"]': '"gradients", "class counts", "covariances"]'}, "ccvr", {}),
     ],
 )
 def test_each_rule_allows(

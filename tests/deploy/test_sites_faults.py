@@ -34,8 +34,8 @@ from comity.engines import site as engine_site
 from comity.engines.saved import write_state
 from comity.errors import ComityError, CorruptedFile
 from comity.metrics.evaluation import Answers, Evaluation, Score
-from comity.runs.checkpoint import write_atomically
 from comity.runs.run_warnings import warning_texts
+from comity.safe_files import write_atomically
 from comity.wire.codec import decode, encode
 
 MODEL = "mlp2(width=8)"

@@ -1,5 +1,5 @@
-"""The page of what left a party: all of it is there, with the figures of the run's files, and what
-is open comes first.
+"""The disclosure page and PDF of a party: they list everything that left it, with the figures of
+the run's files, unprotected values first.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ def federation() -> comity.Federation:
 
 
 @pytest.fixture(scope="module")
-def made(
+def run_folders(
     tmp_path_factory: pytest.TempPathFactory, federation: comity.Federation
 ) -> dict[str, Path]:
-    """A run of each method, and its page beside it."""
+    """The folders of a run of each method with its disclosure, by method."""
     home = tmp_path_factory.mktemp("disclosed")
-    found = {}
+    folders = {}
     for k, (method, settings) in enumerate(METHODS.items()):
-        done = comity.run(method, federation, out=home / str(k), **SMALL, **settings)
-        comity.disclose(done, PARTY)
-        found[method] = done.folder
-    return found
+        result = comity.run(method, federation, out=home / str(k), **SMALL, **settings)
+        comity.disclose(result, PARTY)
+        folders[method] = result.folder
+    return folders
 
 
 def page_of(folder: Path, party: str = PARTY) -> str:
-    """What a reader of the page reads."""
+    """The HTML of a party's disclosure."""
     return (folder / f"disclosure-{party}.html").read_text(encoding="utf-8")
 
 
@@ -95,11 +95,14 @@ def run_of(folder: Path) -> RunFolder:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_field_in_the_account_is_on_the_page_and_in_the_pdf(
-    method: str, made: dict[str, Path]
+    method: str, run_folders: dict[str, Path]
 ) -> None:
-    page, sheets = page_of(made[method]), (made[method] / f"disclosure-{PARTY}.pdf").read_bytes()
+    page, sheets = (
+        page_of(run_folders[method]),
+        (run_folders[method] / f"disclosure-{PARTY}.pdf").read_bytes(),
+    )
     rows = rows_of(page)
-    for row in run_of(made[method]).read_privacy():
+    for row in run_of(run_folders[method]).read_privacy():
         for name in row.release.split(", ") if row.party == PARTY else ():
             assert any(f"({name})" in cells[0] for cells in rows), name
             assert f"({name})" in text_of(sheets), name
@@ -111,40 +114,42 @@ def test_every_field_in_the_account_is_on_the_page_and_in_the_pdf(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_bytes_are_the_ledgers(method: str, made: dict[str, Path]) -> None:
-    sent = [row for row in run_of(made[method]).read_ledger() if row.src == PARTY]
-    page = html.unescape(page_of(made[method]))
+def test_bytes_are_those_of_the_ledger(method: str, run_folders: dict[str, Path]) -> None:
+    charges = [row for row in run_of(run_folders[method]).read_ledger() if row.src == PARTY]
+    page = html.unescape(page_of(run_folders[method]))
     for whom, those in (("the server", {"server"}), ("other parties", {"p0", "p2"})):
-        if total := sum(row.bytes for row in sent if row.dst in those):
+        if total := sum(row.bytes for row in charges if row.dst in those):
             assert f"{total:,} bytes to {whom}" in page
-    counted = [
+    byte_counts = [
         int(cells[4].split(" ")[0].strip(",").replace(",", ""))
         for cells in rows_of(page)
         if cells[4][0].isdigit()
     ]
-    assert sum(counted) == sum(row.bytes for row in sent)
+    assert sum(byte_counts) == sum(row.bytes for row in charges)
 
 
-def test_rounds_and_times_are_the_ledgers(made: dict[str, Path]) -> None:
-    cells = next(cells for cells in rows_of(page_of(made["relay"])) if "(Upload.means)" in cells[0])
+def test_rounds_and_counts_are_those_of_the_ledger(run_folders: dict[str, Path]) -> None:
+    cells = next(
+        cells for cells in rows_of(page_of(run_folders["relay"])) if "(Upload.means)" in cells[0]
+    )
     assert cells[3] == "to the server; rounds 0 to 2; 3 times"
     assert cells[1] == "10 x 8 numbers, 80 in all"
     sealed_messages = next(
-        cells for cells in rows_of(page_of(made["fed-sps"])) if "(Help.grads)" in cells[0]
+        cells for cells in rows_of(page_of(run_folders["fed-sps"])) if "(Help.grads)" in cells[0]
     )
     assert sealed_messages[3].startswith("to p0, p2, sealed")
 
 
-def test_epsilon_unit_and_noise_are_those_of_the_account(made: dict[str, Path]) -> None:
-    folder = made["fedavg+dp(noise=2)"]
+def test_epsilon_unit_and_noise_are_those_of_the_account(run_folders: dict[str, Path]) -> None:
+    folder = run_folders["fedavg+dp(noise=2)"]
     page = html.unescape(page_of(folder))
-    charged = [row for row in run_of(folder).read_privacy() if row.party == PARTY]
-    (epsilon,) = {row.epsilon for row in charged}
+    charges = [row for row in run_of(folder).read_privacy() if row.party == PARTY]
+    (epsilon,) = {row.epsilon for row in charges}
     protection = next(cells for cells in rows_of(page) if "(Model.theta)" in cells[0])[5]
     assert f"(how much can be told at most) {epsilon:.3g} at delta" in protection
     assert "a training record" in protection
     assert "Gaussian" in protection
-    assert f"charged {len(charged)} times" in protection
+    assert f"charged {len(charges)} times" in protection
     summary = run_of(folder).read_summary()
     assert summary is not None
     assert (
@@ -156,22 +161,22 @@ def test_epsilon_unit_and_noise_are_those_of_the_account(made: dict[str, Path]) 
     assert "All that the method had this party send is behind noise" in page
 
 
-def test_noise_of_no_width_protects_nothing(federation: comity.Federation, tmp_path: Path) -> None:
-    done = comity.run("fedavg+dp(noise=0)", federation, out=tmp_path / "run", **SMALL)
-    page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
+def test_zero_noise_protects_nothing(federation: comity.Federation, tmp_path: Path) -> None:
+    result = comity.run("fedavg+dp(noise=0)", federation, out=tmp_path / "run", **SMALL)
+    page = html.unescape(comity.disclose(result, PARTY)[0].read_text(encoding="utf-8"))
     assert "No noise hides these from whoever gets them: the weights of the model" in page
     assert "behind noise" not in page
     assert "no guarantee (epsilon infinite)" in page
 
 
-def test_rows_behind_noise_are_no_records(made: dict[str, Path]) -> None:
-    page = html.unescape(page_of(made["adcol(noise=lap_l1,epsilon=1)"]))
+def test_protected_rows_are_not_called_records(run_folders: dict[str, Path]) -> None:
+    page = html.unescape(page_of(run_folders["adcol(noise=lap_l1,epsilon=1)"]))
     assert "Rows are protected, not records" in page
     assert "Laplace" in next(cells for cells in rows_of(page) if "(Reps.z)" in cells[0])[5]
 
 
-def test_a_trusted_server_is_said_to_be_one(made: dict[str, Path]) -> None:
-    page = html.unescape(page_of(made["fedavg+dp(level=party,noise=1)"]))
+def test_page_names_a_trusted_server(run_folders: dict[str, Path]) -> None:
+    page = html.unescape(page_of(run_folders["fedavg+dp(level=party,noise=1)"]))
     assert "No noise hides these from whoever gets them: the weights of the model" in page
     assert "Against the other parties, if the server is trusted: epsilon" in page
     assert any(
@@ -183,21 +188,21 @@ def test_a_trusted_server_is_said_to_be_one(made: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     "method", ["fedavg", "adcol", "relay", "fed-sps", "relay-p2p", "fedavg+dbe"]
 )
-def test_what_is_open_comes_first_and_in_words(method: str, made: dict[str, Path]) -> None:
-    page = html.unescape(page_of(made[method]))
-    warned = page.index("No noise hides these from whoever gets them:")
-    assert warned < page.index("<h2>What left</h2>")
+def test_unprotected_values_come_first(method: str, run_folders: dict[str, Path]) -> None:
+    page = html.unescape(page_of(run_folders[method]))
+    start = page.index("No noise hides these from whoever gets them:")
+    assert start < page.index("<h2>What left</h2>")
     assert "no guarantee (epsilon infinite)" in page
-    said = page[warned : page.index("</p>", warned)]
+    warning = page[start : page.index("</p>", start)]
     for cells in rows_of(page):
         if cells[5].startswith("nothing") and "sealed messages contain none of it" not in cells[0] and cells[0][-10:-1] not in (
             "(evaluate", "introduce",
         ):  # fmt: skip
-            assert cells[0] in said
+            assert cells[0] in warning
 
 
-def test_evaluation_and_introduction_leave_as_well(made: dict[str, Path]) -> None:
-    page = html.unescape(page_of(made["solo"]))
+def test_evaluation_and_introduction_are_listed(run_folders: dict[str, Path]) -> None:
+    page = html.unescape(page_of(run_folders["solo"]))
     assert "The method itself had this party send nothing." in page
     rows = rows_of(page)
     assert [cells[0].rpartition(" ")[2] for cells in rows] == ["(evaluate)", "(introduce)"]
@@ -205,50 +210,50 @@ def test_evaluation_and_introduction_leave_as_well(made: dict[str, Path]) -> Non
     assert "Not protected in any run" in page
 
 
-def test_samples_that_are_not_sent_are_not_said_to_leave(
-    made: dict[str, Path], federation: comity.Federation, tmp_path: Path
+def test_samples_are_listed_only_if_sent(
+    run_folders: dict[str, Path], federation: comity.Federation, tmp_path: Path
 ) -> None:
-    quiet = html.unescape(page_of(made["fed-sps"]))
+    quiet = html.unescape(page_of(run_folders["fed-sps"]))
     assert (
         "training records themselves"
         not in quiet[quiet.index("No noise hides") : quiet.index("<h2>What left</h2>")]
     )
-    done = comity.run("fed-sps(mode=samples)", federation, out=tmp_path / "run", **SMALL)
-    comity.disclose(done, PARTY)
-    loud = html.unescape(page_of(done.folder))
+    result = comity.run("fed-sps(mode=samples)", federation, out=tmp_path / "run", **SMALL)
+    comity.disclose(result, PARTY)
+    loud = html.unescape(page_of(result.folder))
     assert (
         "training records themselves"
         in loud[loud.index("No noise hides") : loud.index("<h2>What left</h2>")]
     )
 
 
-def test_what_an_account_leaves_out_is_open_all_the_same(
+def test_values_missing_from_the_account_are_unprotected(
     federation: comity.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Account, "note_reply", lambda *_: None)
-        done = comity.run("relay-p2p", federation, out=tmp_path / "run", **SMALL)
-    assert done.summary["privacy"]["epsilon"] == 0
-    page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
+        result = comity.run("relay-p2p", federation, out=tmp_path / "run", **SMALL)
+    assert result.summary["privacy"]["epsilon"] == 0
+    page = html.unescape(comity.disclose(result, PARTY)[0].read_text(encoding="utf-8"))
     assert "No noise hides these from whoever gets them: averages" in page
     assert "The run's own summary has epsilon 0 for p1." in page
 
 
-def test_every_field_of_every_method_has_words() -> None:
+def test_every_field_of_every_method_is_described() -> None:
     for name in names():
         host = "relay" if name == "ldp" else "fedavg"
         text = f"{host}+{name}" if issubclass(algorithms.find(name), Wrapper) else name
-        one = algorithms.compose(text)
-        for place in party_functions(one):
-            for field, content in reply_contents(one, *place).items():
+        algorithm = algorithms.compose(text)
+        for place in party_functions(algorithm):
+            for field, content in reply_contents(algorithm, *place).items():
                 assert content, (name, field)
                 assert content.kind in {*KINDS, ""}, (name, field)
 
 
-def test_noise_that_several_fields_come_of_is_said_to_be_one(made: dict[str, Path]) -> None:
+def test_noise_shared_by_several_fields_is_named_once(run_folders: dict[str, Path]) -> None:
     cells = {
         row[0].rpartition("(")[2].rstrip(")"): row[-1]
-        for row in rows_of(page_of(made["relay+ldp(noise=3)"]))
+        for row in rows_of(page_of(run_folders["relay+ldp(noise=3)"]))
     }
     for name in ("Upload.means", "Upload.counts", "Upload.obs", "Upload.seen"):
         assert "3 times as wide as the most that a row" in cells[name]
@@ -258,17 +263,17 @@ def test_noise_that_several_fields_come_of_is_said_to_be_one(made: dict[str, Pat
         )
     party = {
         row[0].rpartition("(")[2].rstrip(")"): row[-1]
-        for row in rows_of(page_of(made["relay+ldp(noise=3,level=party)"]))
+        for row in rows_of(page_of(run_folders["relay+ldp(noise=3,level=party)"]))
     }
     assert "Protects all that a party has: one is replaced by any other" in party["Upload.means"]
     assert "depends on no record" in party["Upload.counts"]
 
 
-def test_a_field_behind_two_kinds_of_noise_names_both(made: dict[str, Path]) -> None:
-    """Means behind noise, of a model that was trained behind noise: neither may pass for the whole."""
+def test_a_field_behind_two_kinds_of_noise_names_both(run_folders: dict[str, Path]) -> None:
+    """Noisy means of a model that was trained with noise: the page names both."""
     cells = {
         row[0].rpartition("(")[2].rstrip(")"): row[-1]
-        for row in rows_of(page_of(made["fd+ldp(noise=3)+dp(noise=2)"]))
+        for row in rows_of(page_of(run_folders["fd+ldp(noise=3)+dp(noise=2)"]))
     }
     for name in ("Answers.logits", "Answers.counts"):
         assert "3 times as wide" in cells[name]
@@ -295,17 +300,17 @@ class Mine(FedAvg):
         return super().round(theta, server, t)
 
     @on_party
-    async def tell(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Upload]:
-        return mine, Upload(m.theta)
+    async def tell(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Upload]:
+        return state, Upload(m.theta)
 '''
 
 
-def test_a_record_of_somebody_elses_is_not_explained_by_its_name(
+def test_record_of_a_users_method_is_not_described_by_its_name(
     federation: comity.Federation, tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
-    done = comity.run(str(tmp_path / "mine.py"), federation, out=tmp_path / "run", **SMALL)
-    page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
+    result = comity.run(str(tmp_path / "mine.py"), federation, out=tmp_path / "run", **SMALL)
+    page = html.unescape(comity.disclose(result, PARTY)[0].read_text(encoding="utf-8"))
     cells = next(cells for cells in rows_of(page) if "(Upload.means)" in cells[0])
     assert cells[0].startswith(
         "a value that its method does not describe: ask the method's author. The method declares"
@@ -316,98 +321,100 @@ def test_a_record_of_somebody_elses_is_not_explained_by_its_name(
 # --- Attacks
 
 
-def audited(folder: Path, place: Path, **changes: Any) -> None:
-    """What `comity audit` leaves, in the form in which it leaves it."""
+def write_audit(folder: Path, place: Path, **changes: Any) -> None:
+    """Write an audit.json like that of `comity audit`."""
     summary = RunFolder(folder).read_summary()
     assert summary is not None
     attack = {
         "attack": "membership: weights", "how": "The server looks at the loss of candidates.", "measure": "AUC", "success": 0.75,
         "low": 0.7, "high": 0.8, "prior": 0.5, "epsilon": None, "figures": {}, "notes": [], "power": True, "says": "",
     }  # fmt: skip
-    told = {
+    audit = {
         "run": str(folder), "method": "fedavg", "bytes": sum(summary["bytes"][kind] for kind in ("up", "down", "peer")),
         "attacks": [attack], "canaries": None, "untried": [{"attack": "inversion", "why": "it has no form for that"}], "says": [],
     }  # fmt: skip
     (place / "audit.json").write_text(
-        json.dumps(with_crc({"runs": [told | changes], "note": ""})), encoding="utf-8"
+        json.dumps(with_crc({"runs": [audit | changes], "note": ""})), encoding="utf-8"
     )
 
 
 @pytest.fixture
-def copied(made: dict[str, Path], tmp_path: Path) -> Path:
-    """A run of fedavg to do something to."""
-    shutil.copytree(made["fedavg"], tmp_path / "fedavg" / "seed-0")
+def run_copy(run_folders: dict[str, Path], tmp_path: Path) -> Path:
+    """A copy of the run of fedavg that a test may change."""
+    shutil.copytree(run_folders["fedavg"], tmp_path / "fedavg" / "seed-0")
     return tmp_path / "fedavg" / "seed-0"
 
 
-def disclosed(folder: Path, federation: comity.Federation) -> str:
+def disclosure_text(folder: Path, federation: comity.Federation) -> str:
     return html.unescape(
         comity.disclose(folder, PARTY, federation=federation)[0].read_text(encoding="utf-8")
     )
 
 
-def test_without_an_audit_the_page_says_how_to_make_one(made: dict[str, Path]) -> None:
-    page = html.unescape(page_of(made["fedavg"]))
+def test_page_without_an_audit_names_the_command(run_folders: dict[str, Path]) -> None:
+    page = html.unescape(page_of(run_folders["fedavg"]))
     assert "No audit of this run was made" in page
     assert "--record-messages" in page
 
 
 @pytest.mark.parametrize("up", [0, 2])
-def test_what_attacks_achieved_stands_beside_guessing(
-    up: int, copied: Path, federation: comity.Federation
+def test_results_of_attacks_are_beside_guessing(
+    up: int, run_copy: Path, federation: comity.Federation
 ) -> None:
-    audited(copied, [copied, *copied.parents][up])
-    page = disclosed(copied, federation)
+    write_audit(run_copy, [run_copy, *run_copy.parents][up])
+    page = disclosure_text(run_copy, federation)
     assert "0.750 (0.700 to 0.800)" in page
     assert ">0.500</td>" in page
     assert "Not tried: inversion, as it has no form for that." in page
     assert "No audit" not in page
 
 
-def test_an_audit_of_another_run_is_refused(copied: Path, federation: comity.Federation) -> None:
-    audited(copied, copied, bytes=1)
+def test_an_audit_of_another_run_is_refused(run_copy: Path, federation: comity.Federation) -> None:
+    write_audit(run_copy, run_copy, bytes=1)
     with pytest.raises(ComityError, match="another run"):
-        disclosed(copied, federation)
+        disclosure_text(run_copy, federation)
 
 
-def test_a_damaged_audit_is_refused(copied: Path, federation: comity.Federation) -> None:
-    audited(copied, copied)
-    path = copied / "audit.json"
+def test_a_damaged_audit_is_refused(run_copy: Path, federation: comity.Federation) -> None:
+    write_audit(run_copy, run_copy)
+    path = run_copy / "audit.json"
     path.write_text(path.read_text(encoding="utf-8").replace("0.75", "0.55"), encoding="utf-8")
     with pytest.raises(ComityError, match=r"audit\.json cannot be read: it is damaged"):
-        disclosed(copied, federation)
+        disclosure_text(run_copy, federation)
 
 
-# --- What is refused
+# --- Errors
 
 
 @pytest.mark.parametrize("name", ["ledger.csv", "privacy.csv", "summary.json"])
-def test_a_damaged_run_is_refused(name: str, copied: Path, federation: comity.Federation) -> None:
-    path = copied / name
+def test_a_damaged_run_is_refused(name: str, run_copy: Path, federation: comity.Federation) -> None:
+    path = run_copy / name
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("1", "2", 1), encoding="utf-8")
-    (copied / f"disclosure-{PARTY}.html").unlink()
+    (run_copy / f"disclosure-{PARTY}.html").unlink()
     with pytest.raises(ComityError, match=name):
-        disclosed(copied, federation)
-    assert not (copied / f"disclosure-{PARTY}.html").exists()
+        disclosure_text(run_copy, federation)
+    assert not (run_copy / f"disclosure-{PARTY}.html").exists()
 
 
-def test_a_run_that_has_not_ended_is_refused(copied: Path, federation: comity.Federation) -> None:
-    (copied / "summary.json").unlink()
+def test_a_run_that_has_not_ended_is_refused(run_copy: Path, federation: comity.Federation) -> None:
+    (run_copy / "summary.json").unlink()
     with pytest.raises(UsageError, match="not finished"):
-        disclosed(copied, federation)
+        disclosure_text(run_copy, federation)
 
 
-def test_an_unknown_party_gets_a_hint(made: dict[str, Path], federation: comity.Federation) -> None:
+def test_an_unknown_party_gets_a_hint(
+    run_folders: dict[str, Path], federation: comity.Federation
+) -> None:
     with pytest.raises(UsageError, match=r"There is no party called 'north'\. Known: p0, p1, p2\."):
-        comity.disclose(made["fedavg"], "north", federation=federation)
+        comity.disclose(run_folders["fedavg"], "north", federation=federation)
 
 
-def test_a_temporary_run_needs_a_place(federation: comity.Federation, tmp_path: Path) -> None:
-    done = comity.run("solo", federation, **SMALL)
+def test_temporary_run_needs_an_out_folder(federation: comity.Federation, tmp_path: Path) -> None:
+    result = comity.run("solo", federation, **SMALL)
     with pytest.raises(UsageError, match="temporary"):
-        comity.disclose(done, PARTY)
-    assert [path.parent for path in comity.disclose(done, PARTY, tmp_path / "there")] == [
+        comity.disclose(result, PARTY)
+    assert [path.parent for path in comity.disclose(result, PARTY, tmp_path / "there")] == [
         tmp_path / "there"
     ] * 2
 
@@ -423,16 +430,16 @@ def test_from_the_command_line(
             main()
         except SystemExit as ended:
             assert (ended.code or 0) == code  # noqa: PT017
-    told = capsys.readouterr()
-    assert "disclosure-p1.html" in told.out
-    assert told.err.strip() == "comity: There is no party called 'pp1'. Did you mean 'p1'?"
+    captured = capsys.readouterr()
+    assert "disclosure-p1.html" in captured.out
+    assert captured.err.strip() == "comity: There is no party called 'pp1'. Did you mean 'p1'?"
     assert sorted(path.name for path in (tmp_path / "dpo").iterdir()) == [
         "disclosure-p1.html",
         "disclosure-p1.pdf",
     ]
 
 
-# --- Sheets
+# --- PDF
 
 
 def long_page(party: str) -> Page:
@@ -487,7 +494,7 @@ def test_names_outside_western_europe_are_text_in_the_pdf() -> None:
     assert MISSING not in text
 
 
-def test_the_pdf_lists_the_letters_that_its_fonts_lack() -> None:
+def test_pdf_lists_characters_without_a_glyph() -> None:
     file = pdf(long_page("Łódź 東京"))
     assert "What left Łódź ��" in text_of(file)
     assert f"{MISSING} U+6771" in text_of(file)
@@ -497,7 +504,7 @@ def test_the_pdf_lists_the_letters_that_its_fonts_lack() -> None:
     assert title.title == "What left Łódź 東京"
 
 
-def test_lines_are_no_wider_than_their_room() -> None:
+def test_wrapped_lines_fit_their_width() -> None:
     sheets = Sheets("title")
     lines = sheets.wrap("A word, and averyverylongonethatdoesnotfitanywhere", 60, 9)
     assert len(lines) > 3

@@ -1,4 +1,4 @@
-"""CITATION.cff can be read, and says what the project and the methods' files say."""
+"""CITATION.cff agrees with pyproject.toml and the files of the methods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 CITATION: dict[str, Any] = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
 
 
-def test_it_is_this_version() -> None:
+def test_citation_matches_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert CITATION["version"] == project["version"]
     assert CITATION["license"] == project["license"]
@@ -29,7 +29,7 @@ def test_it_is_this_version() -> None:
     [("adcol", "Li", 2023), ("fedufo", "Zhang", 2021), ("dbe", "Zhang", 2023), ("fed_sps", "Anonymous authors", None),
      ("relay", "Berdoz", 2022)],
 )  # fmt: skip
-def test_the_five_papers(method: str, who: str, year: int | None) -> None:
+def test_citation_of_the_five_papers(method: str, who: str, year: int | None) -> None:
     (paper,) = [
         p
         for p in CITATION["references"]

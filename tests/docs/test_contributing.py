@@ -1,4 +1,4 @@
-"""The method in CONTRIBUTING.md works as printed."""
+"""The methods in CONTRIBUTING.md run as printed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page's methods, each as a file."""
-    made = tmp_path_factory.mktemp("mine")
+    """A folder with a file for each method of the page."""
+    path = tmp_path_factory.mktemp("mine")
     momentum, declared, weighted = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    (made / "fedavgm.py").write_text(momentum, encoding="utf-8")
-    (made / "halved.py").write_text(declared, encoding="utf-8")
-    (made / "weighted.py").write_text(weighted, encoding="utf-8")
-    return made
+    (path / "fedavgm.py").write_text(momentum, encoding="utf-8")
+    (path / "halved.py").write_text(declared, encoding="utf-8")
+    (path / "weighted.py").write_text(weighted, encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def federation() -> comity.Federation:
 
 
 @pytest.mark.parametrize("name", ["fedavgm.py", "halved.py", "weighted.py"])
-def test_they_run_on_every_engine_alike(
+def test_methods_run_on_every_engine(
     name: str, folder: Path, federation: comity.Federation
 ) -> None:
     loop, process, stacked = (
@@ -51,16 +51,14 @@ def test_they_run_on_every_engine_alike(
         torch.testing.assert_close(stacked.model("p0").theta[key], value, rtol=1e-3, atol=1e-5)
 
 
-def test_it_learns_and_its_bytes_are_its_closed_form(
-    method: str, federation: comity.Federation
-) -> None:
+def test_accuracy_and_bytes(method: str, federation: comity.Federation) -> None:
     results = [comity.run(method, federation, rounds=3, engine="loop")]
     assert results[0].summary["accuracy"]["mean"] > 0.3
     start, rounds = traffic(results[0].job)
     assert sum(rounds, start).up == results[0].summary["bytes"]["up"]
 
 
-def test_without_momentum_it_is_fedavg(method: str, federation: comity.Federation) -> None:
+def test_without_momentum_equals_fedavg(method: str, federation: comity.Federation) -> None:
     ours = comity.run(method, federation, rounds=2, beta=0.0).model("p0").theta
     parent = comity.run("fedavg", federation, rounds=2).model("p0").theta
     assert all(torch.allclose(ours[k], parent[k], atol=1e-6) for k in parent)

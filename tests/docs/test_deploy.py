@@ -13,8 +13,8 @@ import pytest
 import typer
 import yaml
 
-# All of them, as the command line is made once for all tests (conftest.py): what is missing here
-# would be missing there.
+# All commands, as the command line is built once for all tests (conftest.py): a module that is not
+# imported here would be missing in other tests.
 from comity.cli import (  # noqa: F401 -- each adds its commands
     audit,
     catalogue,
@@ -34,7 +34,7 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
-def known(words: list[str]) -> None:
+def check_command(words: list[str]) -> None:
     """Fail if there is no such command, or if it has no such option."""
     command = typer.main.get_command(app)
     context = None
@@ -48,33 +48,33 @@ def known(words: list[str]) -> None:
 
 
 def commands(text: str) -> list[list[str]]:
-    """What is typed there, without `comity`."""
+    """The commands in a text, without `comity`."""
     lines = re.findall(r"^(?:docker compose exec hub )?comity (.*)$", text, flags=re.MULTILINE)
     lines += re.findall(r"^docker compose run (?:--\S+ )*\w+ (.*)$", text, flags=re.MULTILINE)
     return [shlex.split(line, comments=True) for line in lines]
 
 
 @pytest.mark.parametrize("page", ["docs/deploy.md", "README.md"])
-def test_commands_are_there(page: str) -> None:
+def test_commands_exist(page: str) -> None:
     fenced = re.findall(
         r"```(?:text|sh)?\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL
     )
-    found = [words for block in fenced for words in commands(block)]
-    assert sum(words[0] == "deploy" for words in found) >= 7
-    for words in found:
+    commands_on_page = [words for block in fenced for words in commands(block)]
+    assert sum(words[0] == "deploy" for words in commands_on_page) >= 7
+    for words in commands_on_page:
         if words[0] == "deploy" or "--federation" in words:
-            known(words)
+            check_command(words)
 
 
 def test_every_rule_of_a_site_policy_is_explained() -> None:
     table = PAGE.split("## Site policy reference")[1].split("\n## ")[0]
-    told = {
+    rules = {
         name.replace("budget.", "budget_")
         for name in re.findall(
             r"`([\w.]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
         )
     }
-    assert told == {field.name for field in fields(SitePolicy)}
+    assert rules == {field.name for field in fields(SitePolicy)}
     assert all(kind in table for kind in LEAVES)
 
 
@@ -95,14 +95,14 @@ def test_defaults_of_a_site_policy_are_those_on_the_page() -> None:
 
 
 def test_containers_run_a_server_and_three_sites() -> None:
-    made = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    for name, service in made.items():
-        known(list(service["command"]))
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    for name, service in services.items():
+        check_command(list(service["command"]))
         assert service["command"] == ["deploy", "serve" if name == "hub" else "start", name]
         assert service["volumes"] == [f"./compose/{name}:/work"]
         assert "sites" in service["build"]["args"]["EXTRAS"].split(",")
         assert service["read_only"] is True
-    assert len(made) == 4
+    assert len(services) == 4
 
 
 def test_units_run_a_server_and_a_site() -> None:
@@ -114,6 +114,6 @@ def test_units_run_a_server_and_a_site() -> None:
             for line in lines
             if line.startswith("ExecStart=")
         ]
-        known(list(start))
+        check_command(list(start))
         assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "Restart=on-failure"} <= set(lines)
         assert f"ReadWritePaths=/srv/comity/{start[-1]}" in lines

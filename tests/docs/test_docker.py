@@ -1,5 +1,5 @@
-"""The Dockerfile says what pyproject.toml and the constraints say. The image itself is not built
-here.
+"""The Dockerfile agrees with pyproject.toml and constraints.txt. These tests do not build the
+image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LINES = [
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def test_its_python_is_the_oldest_that_is_supported() -> None:
+def test_python_is_the_oldest_supported() -> None:
     (version,) = [
         line.removeprefix("FROM python:").removesuffix("-slim")
         for line in LINES
@@ -46,21 +46,23 @@ def test_extras_are_the_projects() -> None:
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
 
 
-def test_it_runs_comity_as_nobody_in_particular() -> None:
+def test_container_runs_comity_as_a_user_without_privileges() -> None:
     assert LINES[-1] == 'ENTRYPOINT ["comity"]'
     user = next(k for k, line in enumerate(LINES) if line.startswith("USER"))
     assert LINES[user].split()[1] not in ("root", "0")
     assert not [line for line in LINES[user:] if line.startswith(("RUN", "COPY", "ADD"))]
 
 
-def test_what_is_copied_is_there_and_not_ignored() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    kept = [line[1:] for line in ignore if line.startswith("!")]
+    included = [line[1:] for line in ignore if line.startswith("!")]
     assert "*" in ignore
     copied = [name for line in LINES if line.startswith("COPY") for name in line.split()[1:-1]]
     assert {"src", "pyproject.toml", "constraints.txt"} <= set(copied)
     for name in copied:
         assert (ROOT / name).exists()
-        assert any(fnmatch(name, pattern) for pattern in kept), name
+        assert any(fnmatch(name, pattern) for pattern in included), name
     readme = PROJECT["readme"]
-    assert (readme if isinstance(readme, str) else readme["file"]) in copied, "the build reads it"
+    assert (readme if isinstance(readme, str) else readme["file"]) in copied, (
+        "the build needs the readme"
+    )

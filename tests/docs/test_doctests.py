@@ -1,4 +1,4 @@
-"""The examples in the public docstrings are what they say."""
+"""The examples in public docstrings give their printed results."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ MODULES = [
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
-    done = doctest.testmod(import_module(name))
-    assert done.attempted
-    assert not done.failed
+    result = doctest.testmod(import_module(name))
+    assert result.attempted
+    assert not result.failed

@@ -1,4 +1,4 @@
-"""What `make demo` shows on its first screen: a line a step, and pip's own words only if a step fails."""
+"""`scripts/install.sh` prints one line for each step, and pip's output only if a step fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FAKE_PYTHON = """#!/bin/sh
-# Stands for `python -m venv FOLDER`: the environment's pip is noisy, and fails if the folder is called so.
+# Replaces `python -m venv FOLDER`: its pip prints warnings, and fails if the folder is called broken.
 mkdir -p "$3/bin"
 cat >"$3/bin/pip" <<'PIP'
 #!/bin/sh
@@ -32,9 +32,9 @@ def install(folder: Path, python: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="make and sh are for POSIX systems")
 def test_pips_warnings_are_in_the_log_only(tmp_path: Path) -> None:
-    ended = install(tmp_path / "env", tmp_path / "python")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    creating, torch, comity, ready = ended.stdout.splitlines()
+    result = install(tmp_path / "env", tmp_path / "python")
+    assert (result.returncode, result.stderr) == (0, "")
+    creating, torch, comity, ready = result.stdout.splitlines()
     assert creating == f"Creating the environment in {tmp_path / 'env'} ... done"
     assert torch.startswith("Installing torch==")
     assert comity == "Installing Comity with [dev] (a minute or two) ... done"
@@ -44,11 +44,11 @@ def test_pips_warnings_are_in_the_log_only(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="make and sh are for POSIX systems")
 def test_a_failed_step_shows_the_log_and_ends_with_its_code(tmp_path: Path) -> None:
-    ended = install(tmp_path / "broken", tmp_path / "python")
-    assert ended.returncode == 7
-    assert ended.stdout.endswith("failed\n")
-    assert "ERROR: no matching distribution" in ended.stderr
-    last = ended.stderr.splitlines()[-1]
+    result = install(tmp_path / "broken", tmp_path / "python")
+    assert result.returncode == 7
+    assert result.stdout.endswith("failed\n")
+    assert "ERROR: no matching distribution" in result.stderr
+    last = result.stderr.splitlines()[-1]
     assert last.startswith(
         "comity: Installing Comity with [dev] (a minute or two) failed with exit code 7."
     )

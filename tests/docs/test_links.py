@@ -1,7 +1,7 @@
-"""Links in the Markdown files lead to files and headings that exist, and every page has its place
-in the site's navigation.
+"""Links in the Markdown files lead to files and headings that exist, and every page is in the
+site's navigation.
 
-This needs nothing but the files; `make docs` builds the site and looks through its pages, too.
+These tests only read the files; `make docs` builds the site and checks its pages, too.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ FENCED = re.compile(r"^ *```.*?^ *```", flags=re.MULTILINE | re.DOTALL)
 
 
 def prose(page: Path) -> str:
-    """A page without its fenced code, where nothing is a link or a heading."""
+    """The text of a page without fenced code, which has no links or headings."""
     return FENCED.sub("", page.read_text(encoding="utf-8"))
 
 
 def links(page: Path) -> list[str]:
-    """Where a page leads: links and pictures, not what code says."""
+    """The targets of a page's links and pictures, without those in code."""
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "`", prose(page)))
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that code hosts and the site give to a page's headings."""
-    found: set[str] = set()
+    """The anchors of a page's headings, as code hosts and the site name them."""
+    names: set[str] = set()
     for heading in re.findall(r"^#+ +(.+?) *$", prose(page), flags=re.MULTILINE):
         name = plain = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         k = 0
-        while name in found:
+        while name in names:
             k += 1
             name = f"{plain}-{k}"
-        found.add(name)
-    return found
+        names.add(name)
+    return names
 
 
 def faults(page: Path) -> list[str]:
-    """The links of a page that lead nowhere."""
-    found = []
+    """The broken links of a page."""
+    broken = []
     for link in links(page):
         target, _, place = link.partition("#")
-        if re.match(r"[a-z]+:", link):  # another site's
+        if re.match(r"[a-z]+:", link):  # a link to another site
             continue
         path = (page.parent / target).resolve() if target else page
         if (
@@ -57,39 +57,39 @@ def faults(page: Path) -> list[str]:
             or not path.is_file()
             or (place and place not in anchors(path))
         ):
-            found.append(link)
-    return found
+            broken.append(link)
+    return broken
 
 
-def in_the_site() -> set[str]:
-    """What of the project lies in the site besides docs/, as its hook says (which needs mkdocs to
-    be imported).
+def site_files() -> set[str]:
+    """The files outside docs/ that the site includes, read from its hook, which cannot be imported
+    without mkdocs.
     """
     code = ast.parse((DOCS / "site" / "pages.py").read_text(encoding="utf-8"))
-    named = {
+    assigned = {
         node.targets[0].id: node.value
         for node in code.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    return {*ast.literal_eval(named["PAGES"]), *ast.literal_eval(named["FILES"])}
+    return {*ast.literal_eval(assigned["PAGES"]), *ast.literal_eval(assigned["FILES"])}
 
 
 @pytest.mark.parametrize("page", FILES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_what_is_in_the_site(page: Path) -> None:
-    """Else `make docs` ends with a warning, which is an error there."""
+def test_linked_files_are_in_the_site(page: Path) -> None:
+    """Other links make `make docs` fail with a warning."""
     targets = [link.partition("#")[0] for link in links(page) if not re.match(r"[a-z]+:", link)]
-    named = {
+    targets_in_project = {
         str((page.parent / target).resolve().relative_to(ROOT)) for target in targets if target
     }
-    assert not {name for name in named if not name.startswith("docs/")} - in_the_site()
+    assert not {name for name in targets_in_project if not name.startswith("docs/")} - site_files()
 
 
 @pytest.mark.parametrize("page", FILES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     assert not faults(page)
 
 
-def test_links_to_nowhere_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_links_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("test_links.ROOT", tmp_path)
     (tmp_path / "other.md").write_text(
         "# A heading: with `code`, twice\n\n## Same\n\n## Same\n", encoding="utf-8"
@@ -106,24 +106,24 @@ def test_links_to_nowhere_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert faults(page) == bad
 
 
-def test_every_page_has_its_place_in_the_site() -> None:
+def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
-    named = re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE)
+    listed = re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE)
     top = {
         "index.md",
         "contributing.md",
         "changelog.md",
-    }  # made of the files at the top of the project
-    assert set(named) == top | {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    assert len(named) == len(set(named))
+    }  # made from files at the top of the project
+    assert set(listed) == top | {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert len(listed) == len(set(listed))
 
 
-def test_a_built_site_is_looked_through(tmp_path: Path) -> None:
-    described = importlib.util.spec_from_file_location("check", DOCS / "site" / "check.py")
-    assert described
-    assert described.loader
-    check = importlib.util.module_from_spec(described)
-    described.loader.exec_module(check)
+def test_check_of_a_built_site(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("check", DOCS / "site" / "check.py")
+    assert spec
+    assert spec.loader
+    check = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check)
     (tmp_path / "b.html").write_text('<h1 id="here">B</h1>', encoding="utf-8")
     (tmp_path / "a.css").write_text("a { background: url(a.png) }", encoding="utf-8")
     page = tmp_path / "a.html"

@@ -1,4 +1,4 @@
-"""The table of all methods is what their cards say, and every card says it."""
+"""The page of all methods is generated from their cards, and every card has a line for it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ def test_every_card_has_a_line_for_the_table(name: str) -> None:
     assert card.title.endswith((".", "?", ")"))
 
 
-def test_the_page_is_made_of_the_cards() -> None:
+def test_page_matches_the_cards() -> None:
     spec = importlib.util.spec_from_file_location(
         "methods_page", ROOT / "docs" / "site" / "methods.py"
     )
     assert spec
     assert spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    assert made.PAGE.read_text(encoding="utf-8") == made.page(), "run: python docs/site/methods.py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text(encoding="utf-8") == module.page(), (
+        "run: python docs/site/methods.py"
+    )

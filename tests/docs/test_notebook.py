@@ -1,6 +1,6 @@
-"""The example notebook works as it is saved: executed afresh, its cells show tables and curves.
+"""The example notebook runs, and its cells show the same kinds of outputs as the saved ones.
 
-`COMITY_REGENERATE=1 pytest tests/docs/test_notebook.py` saves it with what it shows now.
+`COMITY_REGENERATE=1 pytest tests/docs/test_notebook.py` saves it with its new outputs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MOST_SECONDS = 40
 LINE = 'class="mark-line role-mark'
 
 
-def shown(notebook: Any) -> list[str]:
-    """What each cell of code shows, all of it."""
+def cell_outputs(notebook: Any) -> list[str]:
+    """The outputs of each code cell, as one text."""
     return [
         "".join(
             str(out.get("text", "")) + "".join(map(str, out.get("data", {}).values()))
@@ -33,14 +33,14 @@ def shown(notebook: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def saved() -> Any:
+def notebook() -> Any:
     return nbformat.read(FILE, as_version=4)
 
 
-def test_it_is_saved_with_what_it_shows_and_nothing_of_the_machine(saved: Any) -> None:
-    nbformat.validate(saved)
-    pages = shown(saved)
-    assert all(pages), "every cell shows something"
+def test_saved_outputs_have_no_paths_or_errors(notebook: Any) -> None:
+    nbformat.validate(notebook)
+    pages = cell_outputs(notebook)
+    assert all(pages), "a cell has no output"
     text = FILE.read_text(encoding="utf-8")
     assert not re.search(r"/(home|root|tmp|work|Users|usr|var)\b", text)
     assert "Traceback" not in text
@@ -48,8 +48,8 @@ def test_it_is_saved_with_what_it_shows_and_nothing_of_the_machine(saved: Any) -
 
 
 @pytest.mark.long
-def test_executed_afresh_it_shows_the_same_kinds_of_things(saved: Any, tmp_path: Path) -> None:
-    fresh = nbformat.from_dict(saved)
+def test_executed_notebook_has_the_same_kinds_of_outputs(notebook: Any, tmp_path: Path) -> None:
+    fresh = nbformat.from_dict(notebook)
     for cell in fresh.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
@@ -61,13 +61,13 @@ def test_executed_afresh_it_shows_the_same_kinds_of_things(saved: Any, tmp_path:
     took = time.monotonic() - begin
     if os.environ.get("COMITY_REGENERATE"):
         nbformat.write(fresh, FILE)
-    before, now = shown(saved), shown(fresh)
+    before, now = cell_outputs(notebook), cell_outputs(fresh)
     assert took < MOST_SECONDS
     for kind in ("<table", "<svg", LINE, "<progress"):
-        assert [kind in one for one in now] == [kind in one for one in before], kind
-    assert sum("<svg" in one for one in now) == 4
-    assert sum("<table" in one for one in now) >= 8
-    (comparison,) = (one for one in now if "fedper" in one and LINE in one)
+        assert [kind in output for output in now] == [kind in output for output in before], kind
+    assert sum("<svg" in output for output in now) == 4
+    assert sum("<table" in output for output in now) >= 8
+    (comparison,) = (output for output in now if "fedper" in output and LINE in output)
     assert comparison.count(LINE) == 4
     assert "Does collaborating help?" in comparison
     assert (tmp_path / "first-run" / "summary.json").exists()

@@ -1,6 +1,4 @@
-"""Pages for users: their commands work without any downloaded data, and their examples are what
-they say.
-"""
+"""Pages for users: their commands run without downloaded data, and their examples are right."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ def test_commands_work(
     for line in lines:
         shorter = re.sub(r"--rounds \d+", "--rounds 1", line)
         monkeypatch.setattr("sys.argv", shlex.split(shorter, comments=True))
-        cli.main()  # what is wrong ends in SystemExit
+        cli.main()  # raises SystemExit on errors
 
 
 def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,30 +75,32 @@ def test_the_example_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ] == ["0", "1"]
 
 
-def test_trackers_are_told_what_the_page_says(tmp_path: Path) -> None:
-    told: dict[str, float] = {}
+def test_figures_of_trackers_are_those_on_the_page(tmp_path: Path) -> None:
+    received: dict[str, float] = {}
 
     class Listener:
         def begin(self, folder: Path, settings: object) -> None:
             pass
 
         def round(self, t: int, figures: Mapping[str, float]) -> None:
-            told.update(figures)
+            received.update(figures)
 
         def end(self, summary: object) -> None:
             pass
 
     run("fedavg", parties=2, rounds=1, model="linear", metric="macro_f1", track=[Listener()])
     table = text("watching").split("| figure |")[1].split("\n\n")[0]
-    named = set(re.findall(r"`(\w+/\w+)`", table))
-    assert {name.replace("/p0", "/NAME") for name in told if not name.endswith("/p1")} == named
+    documented = set(re.findall(r"`(\w+/\w+)`", table))
+    assert {
+        name.replace("/p0", "/NAME") for name in received if not name.endswith("/p1")
+    } == documented
 
 
 def test_every_dataset_is_on_the_page() -> None:
     assert {str(row["name"]) for row in catalogue()} <= set(re.findall(r"`([\w-]+)`", text("data")))
 
 
-def test_the_architecture_shows_fedavg_as_it_is() -> None:
+def test_architecture_page_shows_the_source_of_fedavg() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
     source = (root / "src" / "comity" / "algorithms" / "fedavg.py").read_text(encoding="utf-8")

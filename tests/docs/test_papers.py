@@ -1,4 +1,6 @@
-"""One page a paper: it names every option and shows commands that work; what it points to exists."""
+"""The pages of the papers: they name every option, their commands run, and the files they name
+exist.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +28,22 @@ def text(page: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_is_on_the_page(page: str) -> None:
-    named = set(re.findall(r"`(\w+)`", text(page)))
-    wanted = {
+    documented = set(re.findall(r"`(\w+)`", text(page)))
+    options = {
         name for method in PAGES[page] for name in algorithms.options(algorithms.find(method))
     }
-    assert wanted
-    assert not wanted - named
+    assert options
+    assert not options - documented
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_exist(page: str) -> None:
-    found = text(page)
-    for name in re.findall(r"`((?:algorithms|components)/[\w/]+\.py)`", found):
+    page_text = text(page)
+    for name in re.findall(r"`((?:algorithms|components)/[\w/]+\.py)`", page_text):
         assert (ROOT / "src" / "comity" / name).is_file(), name
-    for name in re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", found):
+    for name in re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", page_text):
         assert list((ROOT / "tests").rglob(Path(name).name)), name
-    for module, name in re.findall(r"`components/(\w+)\.([A-Za-z_]+)`", found):
+    for module, name in re.findall(r"`components/(\w+)\.([A-Za-z_]+)`", page_text):
         if name != "py":
             assert hasattr(__import__(f"comity.components.{module}", fromlist=[name]), name), (
                 f"{module}.{name}"
@@ -73,5 +75,5 @@ def test_commands_on_a_page_work(
         monkeypatch.setattr(
             "sys.argv", [program, *words, "--rounds", "1", "--out", str(tmp_path / str(k))]
         )
-        cli.main()  # what is wrong ends in SystemExit
+        cli.main()  # raises SystemExit on errors
         assert any((tmp_path / str(k)).rglob("summary.json")), line

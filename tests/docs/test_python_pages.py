@@ -1,5 +1,5 @@
-"""The pages on Python and on one's own pieces are true: files are written, commands and calls are
-run, in their order.
+"""The pages python.md and your-own.md: their files are written, and their commands and calls run,
+in order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import works
+from harness import succeed
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
@@ -21,11 +21,13 @@ PAGES = {
         ["model-run", "data-run", "partition-run", "metric-run/fedavg/seed-0", "given-run"],
     ),
 }
-"""How many files, commands and calls each has, and the runs that these leave."""
+"""For each page the number of files, commands and calls, and the runs that they write."""
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_commands_and_calls_of_a_page(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     text = (DOCS / page).read_text(encoding="utf-8")
@@ -35,10 +37,10 @@ def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         r"^```(python|console)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE
     ):
         if kind == "console":
-            works(*shlex.split(block.removeprefix("$ comity ")))
+            succeed(*shlex.split(block.removeprefix("$ comity ")))
             commands += 1
-        elif named := re.match(r"# (\w+\.py)\n", block):
-            Path(named[1]).write_text(block, encoding="utf-8")
+        elif match := re.match(r"# (\w+\.py)\n", block):
+            Path(match[1]).write_text(block, encoding="utf-8")
             files += 1
         else:
             exec(compile(block, f"docs/{page}", "exec"), names)

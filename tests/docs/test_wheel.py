@@ -1,4 +1,4 @@
-"""The package as people install it: a wheel in an environment of its own, far from this checkout."""
+"""The wheel, installed in a new environment outside this checkout."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: object, cwd: Path, **env: str) -> str:
-    """What a command prints; it must end well."""
-    ended = subprocess.run(
+    """The stdout of a command, which must succeed."""
+    result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": "", **env},
@@ -24,13 +24,13 @@ def run(*command: object, cwd: Path, **env: str) -> str:
         text=True,
         check=False,
     )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return ended.stdout
+    assert result.returncode == 0, result.stderr[-2000:]
+    return result.stdout
 
 
 @pytest.mark.long
 def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
-    """Its dependencies come from this environment, which the new one reads; Comity does not."""
+    """Dependencies come from the environment of the tests; Comity comes from the wheel."""
     # A copy: setuptools leaves its build folder beside the sources.
     run("git", "clone", "--quiet", ROOT, tmp_path / "sources", cwd=tmp_path)
     build = ("-m", "build", "--wheel", "--outdir", tmp_path / "dist")

@@ -1,6 +1,4 @@
-"""Who watches from Python: in a notebook's kernel a line that follows the runs and goes, elsewhere
-nobody unless asked.
-"""
+"""The progress line in a notebook: it follows the runs and disappears when they end."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from comity.notebook import live
 
 
 @pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """All that a kernel would show, picture by picture."""
+def displays(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Replace IPython's display; returns the list of all displayed objects."""
     pictures: list[Any] = []
 
     def display(what: Any, display_id: bool) -> Any:
@@ -38,25 +36,29 @@ def fed() -> comity.Federation:
     return comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
 
 
-def test_a_line_follows_a_run_and_goes(shown: list[Any], fed: comity.Federation) -> None:
+def test_progress_line_follows_a_run_and_disappears(
+    displays: list[Any], fed: comity.Federation
+) -> None:
     comity.run("fedavg", fed, rounds=3, model="linear")
-    told = [repr(picture) for picture in shown]
+    texts = [repr(picture) for picture in displays]
     for t in (1, 2, 3):
-        assert any(f"fedavg: round {t}/3, accuracy " in one for one in told)
-    assert '<progress value="3" max="3">' in shown[-2]._repr_html_()
-    assert told[-1] == ""
-    assert "<progress" not in shown[-1]._repr_html_()
+        assert any(f"fedavg: round {t}/3, accuracy " in text for text in texts)
+    assert '<progress value="3" max="3">' in displays[-2]._repr_html_()
+    assert texts[-1] == ""
+    assert "<progress" not in displays[-1]._repr_html_()
 
 
-def test_one_line_for_all_runs_of_a_comparison(shown: list[Any], fed: comity.Federation) -> None:
+def test_comparison_has_one_progress_line(displays: list[Any], fed: comity.Federation) -> None:
     comity.compare(["fedavg"], fed, rounds=1, model="linear", seeds=(0, 1))
-    told = " ".join(map(repr, shown))
+    text = " ".join(map(repr, displays))
     for run in ("1/4 solo seed 0", "2/4 fedavg seed 0", "3/4 solo seed 1", "4/4 fedavg seed 1"):
-        assert run in told
-    assert repr(shown[-1]) == ""
+        assert run in text
+    assert repr(displays[-1]) == ""
 
 
-def test_a_line_goes_when_a_run_fails(shown: list[Any], fed: comity.Federation) -> None:
+def test_progress_line_disappears_when_a_run_fails(
+    displays: list[Any], fed: comity.Federation
+) -> None:
     def picky(truth: Any, answer: Any) -> Any:
         return (
             0.5
@@ -66,9 +68,9 @@ def test_a_line_goes_when_a_run_fails(shown: list[Any], fed: comity.Federation) 
 
     with pytest.raises(comity.ComityError):
         comity.run("fedavg", fed, rounds=1, model="linear", metric=picky)
-    assert repr(shown[-1]) == ""
+    assert repr(displays[-1]) == ""
 
 
-def test_not_if_it_is_not_wanted(shown: list[Any], fed: comity.Federation) -> None:
+def test_no_progress_line_with_progress_false(displays: list[Any], fed: comity.Federation) -> None:
     comity.run("fedavg", fed, rounds=1, model="linear", progress=False)
-    assert not shown
+    assert not displays

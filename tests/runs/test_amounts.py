@@ -29,6 +29,7 @@ from comity.studies.export import export, load
 
 RUN: dict[str, Any] = {"rounds": 3, "model": "mlp2(width=8)", "lr": 0.05, "engine": "loop"}
 CLASSES = {
+    "ccvr",
     "relay",
     "relay-p2p",
     "fd",

@@ -379,7 +379,7 @@ def test_all_is_on_the_disk_before_the_manifest_names_it(
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     synced: dict[tuple[int, int], int] = {}
     seen = []
-    fsync, replace = os.fsync, Path.replace
+    fsync, replace = os.fsync, os.replace
 
     def noted(descriptor: int) -> None:
         about = os.fstat(descriptor)
@@ -390,7 +390,9 @@ def test_all_is_on_the_disk_before_the_manifest_names_it(
         about = path.stat()
         return synced.get((about.st_dev, about.st_ino)) == length
 
-    def watched(fresh: Path, path: Path) -> Path:
+    def watched(temporary: str, name: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        folder = Path(os.readlink(f"/proc/self/fd/{src_dir_fd}"))
+        fresh, path = folder / temporary, folder / name
         if path.name == "manifest.json":
             told = json.loads(fresh.read_text(encoding="utf-8"))
             states = [Saved(*saved) for saved in (told["server"], *told["parties"])]
@@ -401,12 +403,11 @@ def test_all_is_on_the_disk_before_the_manifest_names_it(
             )
             assert on_disk(fresh, fresh.stat().st_size)
             seen.append(len(states))
-        done = replace(fresh, path)
+        replace(temporary, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
         synced.pop((path.parent.stat().st_dev, path.parent.stat().st_ino), None)
-        return done
 
     monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(Path, "replace", watched)
+    monkeypatch.setattr(os, "replace", watched)
     comity.run(METHOD, out=tmp_path / "run", **SETTINGS)
     assert seen == [1, 2, 3, 3]  # in round 1 one reply is lost, and with it the state
     for folder in (tmp_path / "run", tmp_path / "run" / "checkpoints"):  # and so are the new names
@@ -419,14 +420,12 @@ def test_what_is_not_ours_stays_in_the_folder_of_checkpoints(stopped: Path) -> N
     (folder / "party-x-1.safetensors").write_text("mine", encoding="utf-8")
     (folder / "inner").mkdir()
     (folder / "party-0-0.safetensors").mkdir()
-    (folder / "server-0.safetensors").symlink_to(folder / "notes.txt")
     resumed(stopped)
     strangers = {
         "notes.txt",
         "party-x-1.safetensors",
         "inner",
         "party-0-0.safetensors",
-        "server-0.safetensors",
     }
     assert {p.name for p in folder.iterdir()} - strangers == {
         "manifest.json", "server-3.safetensors", "party-0-3.safetensors", "party-1-3.safetensors",
@@ -465,8 +464,8 @@ def test_a_state_that_is_a_link(tmp_path: Path) -> None:
         read_state(
             tmp_path / "checkpoints", Saved(-1, "server-1.safetensors", 6, zlib.crc32(b"secret"))
         )
-    with pytest.raises(OSError, match="symbolic links"):
-        write_state(tmp_path / "checkpoints", "server-1.safetensors", -1, b"other")
+    saved = write_state(tmp_path / "checkpoints", "server-1.safetensors", -1, b"other")
+    assert (tmp_path / "checkpoints" / saved.file).read_bytes() == b"other"
     assert (tmp_path / "secret").read_bytes() == b"secret"
 
 

@@ -161,5 +161,5 @@ def test_the_screen_says_what_it_was_before(
         cli.main()
         said[method] = capsys.readouterr().out.splitlines()
     before = said["fedavg"][0].partition("accuracy ")[2].partition(" ")[0]
-    assert f"before the final fine-tuning: {before}" in said[TUNED]
+    assert f"before the method's last step (finish): {before}" in said[TUNED]
     assert not [line for line in said["fedavg"] if "fine-tuning" in line]

@@ -23,6 +23,7 @@ import comity
 from comity.core import Params
 from comity.runs import checkpoint
 from comity.runs.folder import RunFolder
+from comity.safe_files import write_atomically
 
 ROUNDS = 4
 Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]
@@ -224,7 +225,7 @@ def test_stopped_between_new_states_and_the_manifest(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States of round 3 lie beside those of round 2 when the manifest still names round 2."""
-    write = checkpoint.write_atomically
+    write = write_atomically
 
     def torn(path: Path, content: str) -> None:
         if path.name == checkpoint.MANIFEST and json.loads(content)["round"] == 3:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import works
+from harness import succeed
 
 import comity
 from comity.checksums import Checksum, with_crc, without_crc
@@ -110,7 +110,7 @@ def test_each_has_when_it_was_known(run: Path) -> None:
 
 def test_a_resumed_run_has_the_same(stopped: Path) -> None:
     """A warning of a round before the last checkpoint is in the checkpoint."""
-    works("resume", stopped)
+    succeed("resume", stopped)
     assert opened(stopped).warnings == [BEFORE, DURING, AFTER]
 
 
@@ -120,7 +120,7 @@ def test_a_run_is_resumed_from_a_checkpoint_of_before(stopped: Path) -> None:
     manifest["counters"]["remarks"] = warning_texts(manifest["counters"])
     del manifest["counters"]["warnings"]
     path.write_text(json.dumps(with_crc(manifest)), encoding="utf-8")
-    works("resume", stopped)
+    succeed("resume", stopped)
     assert opened(stopped).warnings == [BEFORE, RunWarning("during", DURING.text), AFTER]
 
 
@@ -133,7 +133,7 @@ def test_a_summary_of_before_is_read(run: Path) -> None:
 
 def test_all_that_shows_a_run_shows_one_of_before_alike(run: Path) -> None:
     def shown() -> tuple[str, str, str]:
-        screen = works("resume", run).out
+        screen = succeed("resume", run).out
         page = comity.report(run, quick=True).read_text(encoding="utf-8")
         return screen, page, opened(run)._repr_html_()
 

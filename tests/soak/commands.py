@@ -1,10 +1,10 @@
-"""Random commands of the real vocabulary with broken values: an exit code of Comity's own, few
-lines on stderr, no traceback.
+"""Random commands with broken values: they must end with an exit code of Comity, few lines on
+stderr, and no traceback.
 
 python tests/soak/commands.py --count 500 --seed 0
 
-Most run inside this process, so that hundreds take a minute or two; every 40th is a process of its
-own.
+Most commands run inside this process, so that hundreds take a minute or two; every 40th runs as a
+new process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from comity.runs.config import Experiment
 
 CODES = (0, 1, 2, 130)
 SECONDS = 30
-LINES = 5  # on stderr, lines of progress left out
+LINES = 5  # on stderr, without lines of progress
 BROKEN = [
     "", " ", "0", "-1", "1", "2", "3", "1e30", "-1e30", "nan", "inf", "-inf", str(2**63), str(10**400), "9" * 5000, "0.5", "1.5",
     "x", "x" * 3000, "été", "\udcff\udcfe", "\u202e", "[bold]x[/bold]", "[/]", "%s", "{0}", "../..", "/", ".", "/dev/null",
@@ -66,8 +66,8 @@ COMMANDS = [
 ]
 
 
-def prepared(folder: Path) -> None:
-    """Files that commands may be pointed at, none of them in order."""
+def write_files(folder: Path) -> None:
+    """Write damaged files that commands may be given."""
     (folder / "broken.toml").write_text("rounds = [1, 2", encoding="utf-8")
     (folder / "deep.toml").write_text("a = " + "[" * 50_000, encoding="utf-8")
     (folder / "huge.toml").write_text(
@@ -88,8 +88,8 @@ def _options(method: str) -> list[str]:
     return list(algorithms.options(algorithms.find(method))) if method in algorithms.names() else []
 
 
-def drawn(draw: random.Random) -> list[str]:
-    """A command, most of it right."""
+def draw_command(draw: random.Random) -> list[str]:
+    """A random command, most of whose values are valid."""
 
     def broken() -> str:
         return draw.choice(BROKEN)
@@ -134,12 +134,10 @@ def drawn(draw: random.Random) -> list[str]:
                     yield setting()
 
     def small() -> list[str]:
-        """Options beside those that keep a run small, which they replace: one that has one value
-        can be given once.
-        """
-        given = list(options())
-        flags = {text.partition("=")[0] for text in given}
-        return [*(text for text in SMALL if text.partition("=")[0] not in flags), *given]
+        """Random options, and those that keep a run small unless a random option replaces them."""
+        values = list(options())
+        flags = {text.partition("=")[0] for text in values}
+        return [*(text for text in SMALL if text.partition("=")[0] not in flags), *values]
 
     match command := draw.choice(COMMANDS):
         case "run" | "plan" | "tune":
@@ -159,12 +157,12 @@ def drawn(draw: random.Random) -> list[str]:
             return [command, method(), method(), *small(), "--no-report", "--out=out"]
         case "data":
             what = draw.choice(["inspect", "import", "prepare", broken()])
-            given = (
+            values = (
                 list(options())
                 if what == "inspect"
                 else [broken(), *([f"--out={broken()}"] if what == "import" else [])]
             )
-            return [command, what, *given]
+            return [command, what, *values]
         case "watch":
             return (
                 [command, broken(), "--once"]
@@ -180,22 +178,22 @@ def drawn(draw: random.Random) -> list[str]:
 
 
 class TooLongError(BaseException):
-    """A command that does not end; no Exception, so that nothing answers it."""
+    """A command did not end in time. Not an Exception, so that no code catches it."""
 
 
-def inside(args: list[str]) -> tuple[int, str]:
+def run_inside(args: list[str]) -> tuple[int, str]:
     """Exit code and stderr of a command inside this process."""
 
     def late(number: int, frame: FrameType | None) -> NoReturn:
         raise TooLongError
 
-    said = io.StringIO()
+    errors = io.StringIO()
     sys.argv = ["comity", *args]
     signal.signal(signal.SIGALRM, late)
     signal.alarm(SECONDS)
     code: object = 0
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
             cli.main()
     except SystemExit as end:
         code = end.code or 0
@@ -203,63 +201,63 @@ def inside(args: list[str]) -> tuple[int, str]:
         signal.alarm(0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return (code if isinstance(code, int) else 1), said.getvalue()
+    return (code if isinstance(code, int) else 1), errors.getvalue()
 
 
-def apart(args: list[str]) -> tuple[int, str]:
-    """Exit code and stderr of a command in a process of its own."""
+def run_apart(args: list[str]) -> tuple[int, str]:
+    """Exit code and stderr of a command in a new process."""
     command = [sys.executable, "-m", "comity.cli", *args]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
     )
-    return done.returncode, done.stderr
+    return result.returncode, result.stderr
 
 
-def wrong_with(code: int, said: str) -> str:
-    """What is not as it should be."""
-    lines = [line for line in said.splitlines() if "  round " not in line]
+def fault_in(code: int, errors: str) -> str:
+    """What is wrong with an exit code and stderr; empty if nothing is."""
+    lines = [line for line in errors.splitlines() if "  round " not in line]
     if code not in CODES:
         return f"exit code {code}"
-    if "Traceback" in said or "Error in " in said:
-        return "an exception that nobody foresaw"
+    if "Traceback" in errors or "Error in " in errors:
+        return "an unexpected exception"
     if len(lines) > LINES or max(map(len, lines), default=0) > 2100:
         return f"{len(lines)} lines"
-    return "nothing is said" if code and not lines else ""
+    return "no error message" if code and not lines else ""
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--count", type=int, default=500)
-    asked.add_argument("--seed", type=int, default=0)
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    draw = random.Random(given.seed)
+    draw = random.Random(arguments.seed)
     ends: Counter[object] = Counter()
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(given.count):
-            here = Path(folder) / str(number)
-            here.mkdir()
-            os.chdir(here)
-            prepared(here)
-            args = drawn(draw)
+        for number in range(arguments.count):
+            folder_of_command = Path(folder) / str(number)
+            folder_of_command.mkdir()
+            os.chdir(folder_of_command)
+            write_files(folder_of_command)
+            args = draw_command(draw)
             began = time.monotonic()
             try:
-                code, said = (apart if number % 40 == 39 else inside)(args)
-                wrong = wrong_with(code, said)
+                code, errors = (run_apart if number % 40 == 39 else run_inside)(args)
+                fault = fault_in(code, errors)
             except (TooLongError, subprocess.TimeoutExpired):
-                code, said, wrong = -1, "", f"still running after {SECONDS} s"
+                code, errors, fault = -1, "", f"still running after {SECONDS} s"
             except BaseException as why:
-                code, said, wrong = -1, repr(why), "an exception came out"
-            ends["wrong" if wrong else code] += 1
-            if wrong:
+                code, errors, fault = -1, repr(why), "an exception was raised"
+            ends["wrong" if fault else code] += 1
+            if fault:
                 print(
-                    f"{number}: {[a[:80] for a in args]}: {wrong} ({time.monotonic() - began:.1f}"
-                    f" s): {said[-600:]}",
+                    f"{number}: {[a[:80] for a in args]}: {fault} ({time.monotonic() - began:.1f}"
+                    f" s): {errors[-600:]}",
                     flush=True,
                 )
             os.chdir(folder)
     print(
-        f"{given.count} commands: "
+        f"{arguments.count} commands: "
         + ", ".join(f"{n} ended with {end}" for end, n in sorted(ends.items(), key=str))
     )
     sys.exit(ends["wrong"] > 0)

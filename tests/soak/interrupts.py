@@ -1,11 +1,11 @@
-"""Ctrl-C and SIGTERM at random moments of a command's first seconds: one sentence and the signal's
-exit code, never a traceback.
+"""Ctrl-C and SIGTERM at random moments of a command's first seconds: the command must end with one
+sentence and the signal's exit code, without a traceback.
 
 python tests/soak/interrupts.py --moments 50 --seed 0
 
-Both ways to start are tried: `python -m comity.cli`, and what pip writes into the script `comity`.
-Workers are starting at the end of that time. What comes before Python itself has started cannot be
-answered by any program in Python: it is counted apart.
+Both ways to start are tried: `python -m comity.cli`, and the script `comity` that pip writes.
+Workers start at the end of that time. No Python program can handle a signal that arrives before
+Python itself has started; such cases are counted separately.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ COMMAND = (
 )
 
 
-def stopped_at(
+def interrupt_at(
     moment: float, way: list[str], which: signal.Signals, whole_group: bool
 ) -> tuple[str, str]:
-    """How a command ended that was sent a signal then: `well`, `unborn` (by the signal itself,
-    before Python) or `badly`.
+    """Send a command a signal after `moment` seconds. Returns how it ended, `well`, `unborn`
+    (killed before Python had started) or `badly`, and details.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *way, *COMMAND, f"{folder}/run"]
@@ -54,11 +54,11 @@ def stopped_at(
         time.sleep(moment)
         (os.killpg if whole_group else os.kill)(child.pid, which)
         try:
-            said = child.communicate(timeout=30)[1]
+            errors = child.communicate(timeout=30)[1]
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             return "badly", "still running after 30 s"
-    lines = [line for line in said.splitlines() if "  round " not in line]
+    lines = [line for line in errors.splitlines() if "  round " not in line]
     if (child.returncode, lines) == (-which, []):
         return "unborn", ""
     if (
@@ -67,32 +67,32 @@ def stopped_at(
         and lines[0].startswith("comity: Stopped")
     ):
         return "well", lines[0]
-    return "badly", f"exit code {child.returncode}, {said!r}"
+    return "badly", f"exit code {child.returncode}, {errors!r}"
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--moments", type=int, default=50)
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--until", type=float, default=4.0, help="seconds after the start")
-    asked.add_argument(
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--moments", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--until", type=float, default=4.0, help="seconds after the start")
+    parser.add_argument(
         "--from",
         type=float,
         default=0.05,
         dest="begin",
         help="seconds: Python itself takes some 20 ms to start",
     )
-    given = asked.parse_args()
-    draw = random.Random(given.seed)
+    arguments = parser.parse_args()
+    draw = random.Random(arguments.seed)
     ends: Counter[tuple[str, str]] = Counter()
-    for number in range(given.moments):
+    for number in range(arguments.moments):
         name = draw.choice(sorted(WAYS))
         which = draw.choice([signal.SIGINT, signal.SIGINT, signal.SIGTERM])
-        moment = draw.uniform(given.begin, given.until)
-        end, said = stopped_at(moment, WAYS[name], which, whole_group=draw.random() < 0.5)
+        moment = draw.uniform(arguments.begin, arguments.until)
+        end, detail = interrupt_at(moment, WAYS[name], which, whole_group=draw.random() < 0.5)
         ends[which.name, end] += 1
         if end == "badly":
-            print(f"{number}: {which.name} after {moment:.3f} s, {name}: {said}", flush=True)
+            print(f"{number}: {which.name} after {moment:.3f} s, {name}: {detail}", flush=True)
     for (which_name, end), count in sorted(ends.items()):
         print(f"{which_name}: {count} ended {end}")
     sys.exit(any(end == "badly" for _, end in ends))

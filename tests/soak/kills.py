@@ -1,11 +1,11 @@
-"""Kill runs with -9 at random moments, resume them, kill those again: what comes of it must be what
-an undisturbed run leaves.
+"""Kill runs with -9 at random moments, resume them and kill them again: the files must equal those
+of an undisturbed run.
 
     python tests/soak/kills.py --kills 200 --seed 0
 
-Every method on every engine, with checkpoints after every round, at times, and never before the
-end; absences planned in some; `compare`, with two jobs too, and `tune` as a whole. Compared byte
-for byte: all tables, the outcomes, and every state of the last checkpoint.
+Every method on every engine is run, with checkpoints after every round, at intervals, or only at the
+end, and some with planned absences; `compare` (also with two jobs) and `tune` as well. All tables,
+the outcomes and every state of the last checkpoint are compared byte for byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_KILLS = 3  # of one run
 
 @dataclass
 class Case:
-    """Something that can be killed and begun again."""
+    """A command that can be killed and repeated."""
 
     name: str
     begin: list[str]
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass
 class Soak:
-    """All that happened."""
+    """The kills and faults so far."""
 
     rng: random.Random
     kills: Counter[str] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ class Soak:
     wrong: list[str] = field(default_factory=list)
 
     def take(self, case: Case, reference: dict[str, bytes], seconds: float) -> None:
-        """One case to its end, with kills on the way."""
+        """Run one case to its end, with kills on the way."""
         command = case.begin
         while True:
             patience = None if case.kills >= MOST_KILLS else self.rng.uniform(0.0, 1.1 * seconds)
@@ -67,14 +67,14 @@ class Soak:
                 self.during_resume += command is case.again
                 case.kills += 1
                 self.kills[case.name.split()[0] if " " in case.name else case.name] += 1
-                command = case.again if _begun(case) else case.begin
+                command = case.again if _has_started(case) else case.begin
                 continue
             if code:
                 self.wrong.append(f"{case.name}: ended with {code}")
             break
         self.runs += 1
         if differing := [
-            name for name, left in reference.items() if _left(case.folder).get(name) != left
+            name for name, content in reference.items() if _files(case.folder).get(name) != content
         ]:
             self.wrong.append(
                 f"{case.name}, checkpoints every {case.interval} s, {case.kills} kills:"
@@ -82,13 +82,13 @@ class Soak:
             )
 
 
-def _begun(case: Case) -> bool:
+def _has_started(case: Case) -> bool:
     return (case.folder / "config.toml").exists() or case.begin is case.again
 
 
 def _in_child(command: list[str], interval: str, patience: float | None) -> int:
-    """Run a command in a fork of this process, which has imported all that is slow to import; kill
-    it after a while.
+    """Run a command in a fork of this process, which has imported torch and Comity; kill it after
+    `patience` seconds. Returns the exit code.
     """
     child = os.fork()
     if child == 0:
@@ -109,8 +109,8 @@ def _in_child(command: list[str], interval: str, patience: float | None) -> int:
             os._exit(code if isinstance(code, int) else 1)
     end = time.monotonic() + patience if patience is not None else None
     while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             return os.waitstatus_to_exitcode(status)
         if end is not None and time.monotonic() >= end:
             os.kill(child, signal.SIGKILL)
@@ -118,28 +118,28 @@ def _in_child(command: list[str], interval: str, patience: float | None) -> int:
         time.sleep(0.002)
 
 
-def _left(folder: Path) -> dict[str, bytes]:
-    """What a run, or a study of several, leaves that may not vary."""
-    found: dict[str, bytes] = {}
+def _files(folder: Path) -> dict[str, bytes]:
+    """The files of a run, or of a study of several runs, that must not vary."""
+    content: dict[str, bytes] = {}
     for config in sorted(folder.rglob("config.toml")):
         run = config.parent
         where = str(run.relative_to(folder))
-        found |= {
+        content |= {
             f"{where}/{name}": (run / name).read_bytes() for name in TABLES if (run / name).exists()
         }
         manifest = run / "checkpoints" / "manifest.json"
         if manifest.exists():
-            told = json.loads(manifest.read_text())
-            for party, file, *_ in [told["server"], *told["parties"]]:
-                found[f"{where}/state {party}"] = (run / "checkpoints" / file).read_bytes()
-    return found
+            saved = json.loads(manifest.read_text())
+            for party, file, *_ in [saved["server"], *saved["parties"]]:
+                content[f"{where}/state {party}"] = (run / "checkpoints" / file).read_bytes()
+    return content
 
 
 def _cases(
     folder: Path, plan: Path, rng: random.Random
 ) -> Iterator[tuple[str, Callable[[Path, str], Case]]]:
-    """Cases without end: what is to be run once undisturbed, and how it is made in a folder with an
-    interval.
+    """An endless series of cases: a name, and a function that makes the case for a folder and a
+    checkpoint interval.
     """
     sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
     from matrix import compositions
@@ -160,11 +160,11 @@ def _cases(
         )
 
     def study(words: list[str]) -> Callable[[Path, str], Case]:
-        def made(out: Path, interval: str) -> Case:
+        def make_case(out: Path, interval: str) -> Case:
             command = [*words, *SETTINGS.split(), "--out", str(out)]
             return Case(" ".join(words[:2]), command, command, out, interval)
 
-        return made
+        return make_case
 
     everything = [
         (f"run {t} on {e}", single(t, e, absent))
@@ -173,40 +173,40 @@ def _cases(
         for absent in [k % 3 == 0]
     ]
     rng.shuffle(everything)
-    compared = ("compare", study(["compare", "fedavg", "scaffold", "--no-report"]))
-    beside = (
+    compare_case = ("compare", study(["compare", "fedavg", "scaffold", "--no-report"]))
+    jobs_case = (
         "compare, jobs",
         study(["compare", "fedavg", "scaffold", "--no-report", "--jobs", "2"]),
     )
-    tuned = ("tune", study(["tune", "fedprox", "--grid", "mu=0.1,1"]))
+    tune_case = ("tune", study(["tune", "fedprox", "--grid", "mu=0.1,1"]))
     at = 0
     while True:
         yield everything[at % len(everything)]
         if at % 9 == 4:
-            yield compared
+            yield compare_case
         if at % 9 == 6:
-            yield beside
+            yield jobs_case
         if at % 9 == 8:
-            yield tuned
+            yield tune_case
         at += 1
 
 
 def main() -> None:
-    """Kill until enough is killed."""
-    ask = argparse.ArgumentParser(
+    """Run cases until there were enough kills."""
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    ask.add_argument("--kills", type=int, default=200)
-    ask.add_argument("--seed", type=int, default=0)
-    given = ask.parse_args()
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
     import torch
 
-    import comity.runs.run  # what is slow to import is imported once
+    import comity.runs.run  # slow imports, done once before forking
     import comity.studies.compare
     import comity.studies.tune  # noqa: F401
 
     torch.set_num_threads(1)
-    rng = random.Random(given.seed)
+    rng = random.Random(arguments.seed)
     soak = Soak(rng)
     references: dict[str, tuple[dict[str, bytes], float]] = {}
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
@@ -218,24 +218,24 @@ def main() -> None:
                 whole = make(folder / f"whole-{number}", "1000")
                 began = time.monotonic()
                 if code := _in_child(whole.begin, whole.interval, None):
-                    sys.exit(f"{what} ends with {code} even when nobody disturbs it.")
-                references[what] = _left(whole.folder), time.monotonic() - began
+                    sys.exit(f"{what} ends with {code} even without kills.")
+                references[what] = _files(whole.folder), time.monotonic() - began
             case = make(folder / f"case-{number}", rng.choice(INTERVALS))
             soak.take(case, *references[what])
             print(
                 f"{case.kills} kills  {case.name}, checkpoints every {case.interval} s", flush=True
             )
-            if sum(soak.kills.values()) >= given.kills:
+            if sum(soak.kills.values()) >= arguments.kills:
                 break
     total = sum(soak.kills.values())
     print(
         f"{soak.runs} runs of {len(references)} kinds, {total} kills, {soak.during_resume} of them"
-        f" of runs that went on: {', '.join(f'{n} {w}' for w, n in soak.kills.items())}"
+        f" of resumed runs: {', '.join(f'{n} {w}' for w, n in soak.kills.items())}"
     )
     for sentence in soak.wrong:
         print(f"WRONG: {sentence}")
     print(
-        "All left what undisturbed ones leave, byte for byte."
+        "All files equal those of undisturbed runs, byte for byte."
         if not soak.wrong
         else f"{len(soak.wrong)} are wrong."
     )

@@ -1,8 +1,8 @@
-"""Every option of every model, method, partition, test protocol and setting, with values at the
-edge: a sentence, or it works.
+"""Every option of every model, method, partition, test protocol and setting with extreme values:
+each is refused in one sentence, or runs.
 
-python tests/soak/options.py            (what is accepted runs for a round, or for five seconds: half an hour)
-python tests/soak/options.py --prepare  (what is accepted is prepared only)
+python tests/soak/options.py            (accepted values run for a round, or for five seconds: half an hour)
+python tests/soak/options.py --prepare  (accepted values are only prepared)
 """
 
 from __future__ import annotations
@@ -75,20 +75,20 @@ WORDS: list[Any] = [
 ]
 VALUES = NUMBERS + WORDS
 SHAPES = {"fasttext": (20,), "transformer": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}
-# of a run: what was asked for may be billions of epochs, and then it is enough that it has begun
+# of a run: it may have billions of epochs, and then it is enough that it has started
 SECONDS = 5
 
 
-def typed(value: Any) -> str:
-    """A value as it stands in `name(option=value)`."""
+def as_text(value: Any) -> str:
+    """The text of a value in `name(option=value)`."""
     try:
         return str(value)
-    except ValueError:  # too many digits for Python to spell
+    except ValueError:  # too many digits for Python to convert
         return "9" * 5000
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every setting with every value: what it is about, and the settings."""
+    """Every setting with every value: a name, and the settings."""
     for name in Experiment.model_fields:
         if name in ("data", "algorithm", "party", "set"):
             continue
@@ -97,7 +97,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, make in ZOO.items():
         for option in list(inspect.signature(make).parameters)[2:]:
             for value in VALUES:
-                yield f"model {name} {option}", {"model": f"{name}({option}={typed(value)})"}
+                yield f"model {name} {option}", {"model": f"{name}({option}={as_text(value)})"}
     for name in algorithms.names():
         cls = algorithms.find(name)
         host = "relay" if name == "ldp" else "fedavg"
@@ -109,17 +109,17 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         for name, function in functions.items():
             for option in inspect.signature(function).parameters:
                 for value in VALUES:
-                    yield f"{kind} {name} {option}", {kind: f"{name}({option}={typed(value)})"}
+                    yield f"{kind} {name} {option}", {kind: f"{name}({option}={as_text(value)})"}
     for option in ("sgd(momentum", "sgd(decay", "adam(decay"):
         for value in VALUES:
-            yield f"optimizer {option}", {"optimizer": f"{option}={typed(value)})"}
+            yield f"optimizer {option}", {"optimizer": f"{option}={as_text(value)})"}
     for own in ("model", "lr", "batch", "epochs", "steps", "peers"):
         for value in VALUES:
             yield f"party {own}", {"party": {"p1": {own: value}}}
 
 
 def data_for(settings: dict[str, Any]) -> Dataset:
-    """Few samples, of a shape that the model takes."""
+    """A dataset of few samples whose shape fits the model."""
     model = str(settings.get("model", "")).partition("(")[0]
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(90) % 3
@@ -143,40 +143,44 @@ COMMON = {
 FINE = ("worked", "refused", "begun")
 
 
-def tried(settings: dict[str, Any], run: bool) -> str:
-    """What comes of these settings: one of FINE, or a complaint."""
+def outcome_of(settings: dict[str, Any], run: bool) -> str:
+    """The outcome of these settings: one of FINE, or a description of the fault."""
     common = {k: v for k, v in COMMON.items() if not (k == "steps" and "epochs" in settings)}
 
-    def prepared() -> SimulatedRun:
-        asked = experiment(common | settings)
+    def prepare_it() -> SimulatedRun:
+        config = experiment(common | settings)
         federation = data_for(settings).partition(
-            asked.partition, asked.parties, asked.seed, asked.test, asked.validation
+            config.partition, config.parties, config.seed, config.test, config.validation
         )
-        return prepare(asked, federation)
+        return prepare(config, federation)
 
-    def done() -> None:
+    def run_it() -> None:
         with tempfile.TemporaryDirectory() as folder:
-            start(prepared(), Path(folder) / "run", Quiet())
+            start(prepare_it(), Path(folder) / "run", Quiet())
 
-    end = answer(prepared)
-    return in_a_child(done) if run and end == "worked" else end
+    end = outcome(prepare_it)
+    return outcome_in_child(run_it) if run and end == "worked" else end
 
 
-def answer(make: Callable[[], object]) -> str:
-    """What comes of it."""
+def outcome(make: Callable[[], object]) -> str:
+    """The outcome of a call: `worked`, `refused`, or a description of the fault."""
     try:
         make()
     except (
         ComityError,
         MemoryError,
         RuntimeError,
-    ) as why:  # a command makes a sentence of memory that torch does not get
-        diverged = "all elements of input should be between 0 and 1" in str(
+    ) as why:  # a command turns a failed allocation of torch into a sentence
+        has_diverged = "all elements of input should be between 0 and 1" in str(
             why
-        )  # relay's loss of a model that is no longer finite
-        said = str(why).strip() if isinstance(why, ComityError) or diverged else describe(why)
+        )  # relay's loss of a model that has diverged
+        message = (
+            str(why).strip() if isinstance(why, ComityError) or has_diverged else describe(why)
+        )
         return (
-            "refused" if said and "\n" not in said and "Error in " not in said else f"says {said!r}"
+            "refused"
+            if message and "\n" not in message and "Error in " not in message
+            else f"says {message!r}"
         )
     except Exception as why:
         where = traceback.extract_tb(why.__traceback__)[-1]
@@ -186,41 +190,41 @@ def answer(make: Callable[[], object]) -> str:
     return "worked"
 
 
-def in_a_child(make: Callable[[], object]) -> str:
-    """The same in a process of its own, which is ended after a while."""
-    heard, said = os.pipe()
+def outcome_in_child(make: Callable[[], object]) -> str:
+    """The outcome of a call in a child process, which is killed after SECONDS."""
+    reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
-        os.write(said, answer(make).encode(errors="replace")[:4000])
+        os.write(writer, outcome(make).encode(errors="replace")[:4000])
         os._exit(0)
-    os.close(said)
-    ended = bool(select.select([heard], [], [], SECONDS)[0])
+    os.close(writer)
+    has_output = bool(select.select([reader], [], [], SECONDS)[0])
     os.kill(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
-    with os.fdopen(heard) as answered:
-        text = answered.read()
-    return text or (f"ended with status {status}" if ended else "begun")
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    return text or (f"ended with status {status}" if has_output else "begun")
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--prepare", action="store_true", help="run nothing")
-    asked.add_argument("--only", default="", help="what the case's name begins with")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prepare", action="store_true", help="run nothing")
+    parser.add_argument("--only", default="", help="prefix of the names of cases to run")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["COMITY_REPORT"] = "0"
     resource.setrlimit(
         resource.RLIMIT_AS, (8 * 10**9, 8 * 10**9)
-    )  # what asks for more must hear so, and nobody else suffer
+    )  # a larger allocation must fail without affecting other processes
     load("digits")
     ends: Counter[str] = Counter()
     for what, settings in cases():
-        if not what.startswith(given.only):
+        if not what.startswith(arguments.only):
             continue
-        end = tried(settings, run=not given.prepare)
+        end = outcome_of(settings, run=not arguments.prepare)
         ends[end if end in FINE else "wrong"] += 1
         if end not in FINE:
-            print(f"{what}: {typed(settings)[:120]}: {end}", flush=True)
+            print(f"{what}: {as_text(settings)[:120]}: {end}", flush=True)
     print(dict(ends))
     sys.exit(ends["wrong"] > 0)
 

@@ -1,8 +1,8 @@
-"""Ways to run the command line: inside this process (quick), as a process of its own (real), and
-forked from a nursery.
+"""Ways to run the command line: inside this process (`comity`, `succeed`), as a new Python process
+(`process`), and forked from a nursery (`Nursery`).
 
-The nursery imports torch and Comity once and then forks a real process for each command, which can
-be killed, limited or given a terminal like any other, but starts at once.
+The nursery imports torch and Comity once and then forks a real process for each command. Such a
+process can be killed, limited or given a terminal like any other, but starts at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "80"}
 for noisy in ("COMITY_DEBUG", "COMITY_CHECKPOINT_SECONDS", "FORCE_COLOR", "NO_COLOR", "LINES"):
     ENV.pop(noisy, None)
 OFTEN = {"COMITY_CHECKPOINT_SECONDS": "0.05"}
-"""Checkpoints much more often than usual."""
+"""Environment of a run that saves a checkpoint every 0.05 s."""
 SMALL = (
     "--parties",
     "3",
@@ -67,11 +67,11 @@ from comity.core import *
 class Mine(FedAvg):
     {}
 '''
-"""The file of a user's own method; {} is what the class holds."""
+"""Source of a user's own method; {} is the body of the class."""
 
 
 def once(args: Sequence[object]) -> list[str]:
-    """What is typed, where an option of SMALL that is given again later is given only then."""
+    """The arguments as text, without options of SMALL that occur again later."""
     words = [str(word) for word in args]
     for flag in SMALL[::2]:
         while words.count(flag) > 1:
@@ -80,16 +80,16 @@ def once(args: Sequence[object]) -> list[str]:
     return words
 
 
-class Ended(NamedTuple):
-    """How a command ended."""
+class CommandResult(NamedTuple):
+    """Exit code and output of a command."""
 
     code: int
     out: str
     err: str
 
 
-def comity(*args: object) -> Ended:
-    """`comity ARGS` inside this process."""
+def comity(*args: object) -> CommandResult:
+    """Run `comity ARGS` inside this process."""
     out, err = io.StringIO(), io.StringIO()
     before, sys.argv = sys.argv, ["comity", *once(args)]
     code: Any = 0
@@ -100,48 +100,48 @@ def comity(*args: object) -> Ended:
         code = end.code if isinstance(end.code, int) else int(bool(end.code))
     finally:
         sys.argv = before
-    return Ended(int(code), out.getvalue(), err.getvalue())
+    return CommandResult(int(code), out.getvalue(), err.getvalue())
 
 
-def works(*args: object) -> Ended:
-    """`comity ARGS`, which must end well."""
-    ended = comity(*args)
-    assert ended.code == 0, ended.err
-    assert "Traceback" not in ended.err
-    return ended
+def succeed(*args: object) -> CommandResult:
+    """Run `comity ARGS` inside this process; it must end with exit code 0."""
+    result = comity(*args)
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
+    return result
 
 
-def one_sentence(ended: Ended, *codes: int) -> str:
-    """What a command that had to fail said: exactly one line on stderr, and one of these exit
-    codes.
+def one_sentence(result: CommandResult, *codes: int) -> str:
+    """The error message of a command that had to fail: exactly one line on stderr, and one of
+    these exit codes.
     """
-    assert "Traceback" not in ended.err, ended.err
-    lines = ended.err.splitlines()
-    assert len(lines) == 1, f"not one line on stderr, but:\n{ended.err}"
+    assert "Traceback" not in result.err, result.err
+    lines = result.err.splitlines()
+    assert len(lines) == 1, f"not one line on stderr, but:\n{result.err}"
     assert lines[0].startswith("comity: "), lines[0]
-    assert len(lines[0]) > len("comity: x"), "nothing is said"
-    assert ended.code in codes, f"exit code {ended.code}, not {codes}: {lines[0]}"
+    assert len(lines[0]) > len("comity: x"), "the message is empty"
+    assert result.code in codes, f"exit code {result.code}, not {codes}: {lines[0]}"
     return lines[0]
 
 
-def complaint(ended: Ended, *codes: int) -> str:
-    """What a command said that failed while it was running: one sentence after lines of progress."""
-    said = [
+def complaint(result: CommandResult, *codes: int) -> str:
+    """The error message of a command that failed during a run: one line after lines of progress."""
+    sentences = [
         line
-        for line in ended.err.splitlines()
+        for line in result.err.splitlines()
         if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*|\d+/\d+ done.*", line)
     ]
-    return one_sentence(Ended(ended.code, ended.out, "\n".join(said)), *codes)
+    return one_sentence(CommandResult(result.code, result.out, "\n".join(sentences)), *codes)
 
 
-def process(*args: object, **more: Any) -> Ended:
-    """`python -m comity.cli ARGS` as a process of its own."""
+def process(*args: object, **more: Any) -> CommandResult:
+    """Run `python -m comity.cli ARGS` as a new process."""
     command = [sys.executable, "-m", "comity.cli", *once(args)]
     env = ENV | more.pop("env", {})
-    done = subprocess.run(
+    child = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, env=env, **more
     )
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return CommandResult(child.returncode, child.stdout, child.stderr)
 
 
 class Child:
@@ -157,8 +157,8 @@ class Child:
             self.code = self._nursery.ask({"poll": self.pid})["code"]
         return self.code
 
-    def wait(self, seconds: float = 60) -> Ended:
-        """Wait for the end."""
+    def wait(self, seconds: float = 60) -> CommandResult:
+        """Wait until the command ends."""
         until = time.monotonic() + seconds
         while self.poll() is None:
             if time.monotonic() > until:
@@ -169,7 +169,7 @@ class Child:
         out, err = (
             (self._folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")
         )
-        return Ended(self.code, out, err)
+        return CommandResult(self.code, out, err)
 
     def signal(self, which: signal.Signals, group: bool = False) -> None:
         """Send a signal, to its workers too if `group`; it may have ended already."""
@@ -191,19 +191,19 @@ class Child:
             return []
 
     def session(self) -> list[int]:
-        """The living processes of its session: itself, its workers, and whatever they left behind."""
-        found = []
+        """The living processes of its session: itself, its workers, and processes they left behind."""
+        living = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
                 state, _, _, session = (
                     stat.read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
                 )
                 if int(session) == self.pid and state not in "ZX":
-                    found.append(int(stat.parent.name))
-        return found
+                    living.append(int(stat.parent.name))
+        return living
 
     def all_gone(self, seconds: float = 10) -> bool:
-        """Whether nothing of its session is left, soon."""
+        """Whether all processes of its session end within `seconds`."""
         until = time.monotonic() + seconds
         while self.session():
             if time.monotonic() > until:
@@ -230,32 +230,29 @@ class Nursery:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def ask(self, what: dict[str, Any]) -> dict[str, Any]:
-        """One question, one answer."""
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and return its answer."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._line())
         return answer
 
     def start(self, *args: object, **how: Any) -> Child:
-        """Start `comity ARGS`. `how`: env, cwd, tty, limit (bytes a file may have), descriptors and
-        memory (bytes beside what it begins with) that it may have, die_at, die_in, die_as,
-        round_seconds, stop_after (nursery.py).
+        """Start `comity ARGS`. `how`: env, cwd, tty, limit (largest size of a file in bytes),
+        descriptors, memory (bytes beyond those it starts with), die_at, die_in, die_as,
+        round_seconds, stop_after (see nursery.py).
         """
         self._count += 1
         folder = self._scratch / str(self._count)
         folder.mkdir()
-        for name in (
-            "stdout",
-            "stderr",
-        ):  # here, since the child may be killed before it gets so far
+        for name in ("stdout", "stderr"):  # the child may be killed before it creates them
             (folder / name).touch()
         pid = self.ask({"args": once(args), "folder": str(folder), **how})["pid"]
         return Child(self, pid, folder)
 
-    def run(self, *args: object, **how: Any) -> Ended:
-        """Start it and wait for its end."""
+    def run(self, *args: object, **how: Any) -> CommandResult:
+        """Start a command and wait until it ends."""
         return self.start(*args, **how).wait()
 
     def close(self) -> None:
@@ -266,54 +263,58 @@ class Nursery:
         self._process.stdout.close()
 
 
-Seen = Callable[[Child, str], None]
+OnOutput = Callable[[Child, str], None]
 
 
 def on_terminal(
-    nursery: Nursery, *args: object, columns: int = 80, seen: Seen | None = None, **how: object
+    nursery: Nursery,
+    *args: object,
+    columns: int = 80,
+    on_output: OnOutput | None = None,
+    **how: object,
 ) -> tuple[int, str]:
-    """Run a command on a pseudo-terminal; its exit code and all it showed. `seen` may act on what
-    is there so far.
+    """Run a command on a pseudo-terminal. Returns its exit code and its whole output. `on_output`
+    is called with the output so far.
     """
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
     child = nursery.start(*args, tty=os.ttyname(side), env=env, **how)
-    shown = b""
+    output = b""
     while True:
-        ended = child.poll() is not None
-        if select.select([main], [], [], 0 if ended else 0.02)[0]:
-            shown += os.read(main, 65536)
-        elif ended:
+        has_ended = child.poll() is not None
+        if select.select([main], [], [], 0 if has_ended else 0.02)[0]:
+            output += os.read(main, 65536)
+        elif has_ended:
             break
-        if seen and not ended:
-            seen(child, shown.decode(errors="ignore"))
+        if on_output and not has_ended:
+            on_output(child, output.decode(errors="ignore"))
     os.close(side)
     os.close(main)
-    return child.wait().code, shown.decode()
+    return child.wait().code, output.decode()
 
 
-def frames(shown: str) -> list[str]:
-    """What could be read at one time or another: escape codes taken out, a line for each time the
-    line was rewritten.
+def frames(output: str) -> list[str]:
+    """The lines that were on the terminal at some time, without escape codes; a line that was
+    rewritten counts once for each version.
     """
     return [
         line
-        for line in re.split(r"[\r\n]+", ESCAPE.sub("", shown.replace("\x1b[1A", "\n")))
+        for line in re.split(r"[\r\n]+", ESCAPE.sub("", output.replace("\x1b[1A", "\n")))
         if line.strip()
     ]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """A table's rows."""
+    """The rows of a CSV table."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """A run's summary."""
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return found
+    """The content of a run's summary.json."""
+    content: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return content
 
 
 def contents(folder: Path, *names: str) -> dict[str, bytes]:
@@ -329,13 +330,13 @@ def states(folder: Path) -> list[Any]:
     checkpoints = Checkpoints(folder / "checkpoints")
     manifest = checkpoints.load()
     assert manifest is not None
-    found = []
+    plain_states = []
     for state in (
         checkpoints.server_state(),
         *(checkpoints.party_state(i) for i in sorted(manifest.parties)),
     ):
         skeleton, tensors = flatten(state)
-        found.append(
+        plain_states.append(
             (json.dumps(skeleton), [(str(t.dtype), t.shape, t.numpy().tobytes()) for t in tensors])
         )
     return [
@@ -343,12 +344,12 @@ def states(folder: Path) -> list[Any]:
         manifest.counters["steps"],
         manifest.counters["bytes"],
         sorted(manifest.parties),
-        *found,
+        *plain_states,
     ]
 
 
 def rounds(out: Path) -> int:
-    """How many rounds the tables hold."""
+    """The last round in the run's ledger; -1 without one."""
     try:
         last = (
             (out / "ledger.csv")
@@ -363,7 +364,8 @@ def rounds(out: Path) -> int:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until `condition()` is true; fail after `seconds`."""
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, "it did not come to that"
+        assert time.monotonic() < until, f"the condition was still false after {seconds} s"
         time.sleep(0.002)

@@ -29,7 +29,7 @@ HUB = "hub.example"
 """The name in the server's certificate."""
 OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",
-    '"gradients"]': '"gradients", "class counts", "samples"]',
+    '"gradients"]': '"gradients", "class counts", "covariances", "samples"]',
     "records = 10\n": "records = 0\n",
     "held_out = 0.5": "held_out = 1.0",
     "digits = 3": "digits = 17",

@@ -21,6 +21,7 @@ HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
 # do not. Noise is to be given: less of ldp's takes a second to account for, with more the classes
 # of these few samples are not told. Four parties are too few to spare one by Krum.
 BRIEF = {
+    "ccvr": "ccvr(virtual=5,calibration_epochs=2)",
     "dp": "dp(noise=1)",
     "fed-sps": "fed-sps(attack_steps=2)",
     "fedbabu": "fedbabu(finetune_epochs=2)",

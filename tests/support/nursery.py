@@ -1,5 +1,5 @@
 """Imports Comity once; then forks a process, with a session of its own, for each command that is
-asked for on stdin.
+requested on stdin.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from comity import cli
 from comity.runs import loop
+from comity.safe_files import TEMPORARY
 from comity.studies import compare, plan, tune  # noqa: F401
 
 torch.set_num_threads(1)
@@ -30,14 +31,18 @@ def die_at(count: int, folder: str, worker: bool) -> None:
     """Kill this process (or a worker) at the `count`-th time that it opens, renames, cuts or
     removes something in `folder`.
     """
-    me, left = os.getpid(), count
-    watched = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir"}
+    me, remaining = os.getpid(), count
+    watched_events = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir"}
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        nonlocal left
-        if event in watched and str(args[0]).startswith(folder) and (os.getpid() != me) == worker:
-            left -= 1
-            if left == 0:
+        nonlocal remaining
+        if event not in watched_events or (os.getpid() != me) != worker:
+            return
+        name = str(args[0])
+        # `comity.safe_files` names files relative to a folder that it has opened.
+        if name.startswith(folder) or (name and "/" not in name and TEMPORARY.fullmatch(name)):
+            remaining -= 1
+            if remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
@@ -52,20 +57,24 @@ def pace_rounds(seconds: float, stop_after: float) -> None:
     """
     next_round = loop._Rounds.next_round
 
-    def paced(self: loop._Rounds) -> Any:
+    def paced_next_round(self: loop._Rounds) -> Any:
         time.sleep(seconds)
         if self.completed >= stop_after:
             time.sleep(60)
         return next_round(self)
 
-    loop._Rounds.next_round = paced
+    loop._Rounds.next_round = paced_next_round
 
 
-def child(ask: dict[str, Any]) -> int:
-    """Become the command."""
+def child(request: dict[str, Any]) -> int:
+    """Turn the forked process into the requested command."""
     os.setsid()
-    tty = ask.get("tty")
-    names = [tty] * 3 if tty else [os.devnull, f"{ask['folder']}/stdout", f"{ask['folder']}/stderr"]
+    tty = request.get("tty")
+    names = (
+        [tty] * 3
+        if tty
+        else [os.devnull, f"{request['folder']}/stdout", f"{request['folder']}/stderr"]
+    )
     for fd, name in enumerate(names):
         os.dup2(os.open(name, os.O_RDWR), fd)
     sys.stdin, sys.stdout, sys.stderr = (
@@ -73,22 +82,22 @@ def child(ask: dict[str, Any]) -> int:
         for fd, mode in ((0, "r"), (1, "w"), (2, "w"))
     )
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.update(ask.get("env", {}))
-    os.chdir(ask.get("cwd") or ask["folder"])
-    if "limit" in ask:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (ask["limit"], ask["limit"]))
+    os.environ.update(request.get("env", {}))
+    os.chdir(request.get("cwd") or request["folder"])
+    if "limit" in request:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["limit"], request["limit"]))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    if "descriptors" in ask:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (ask["descriptors"], ask["descriptors"]))
-    if "memory" in ask:
+    if "descriptors" in request:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (request["descriptors"], request["descriptors"]))
+    if "memory" in request:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        most = ask["memory"] + resource.getpagesize() * pages
+        most = request["memory"] + resource.getpagesize() * pages
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    if "die_at" in ask:
-        die_at(ask["die_at"], ask["die_in"], ask.get("die_as") == "worker")
-    if "round_seconds" in ask or "stop_after" in ask:
-        pace_rounds(ask.get("round_seconds", 0.0), ask.get("stop_after", math.inf))
-    sys.argv = ["comity", *ask["args"]]
+    if "die_at" in request:
+        die_at(request["die_at"], request["die_in"], request.get("die_as") == "worker")
+    if "round_seconds" in request or "stop_after" in request:
+        pace_rounds(request.get("round_seconds", 0.0), request.get("stop_after", math.inf))
+    sys.argv = ["comity", *request["args"]]
     try:
         cli.main()
     except SystemExit as end:
@@ -96,16 +105,16 @@ def child(ask: dict[str, Any]) -> int:
     return 0
 
 
-def answer(ask: dict[str, Any]) -> dict[str, Any]:
-    """Start a command, or say how one ended."""
-    if "poll" in ask:
-        pid, status = os.waitpid(ask["poll"], os.WNOHANG)
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Start a command, or report the exit code of one."""
+    if "poll" in request:
+        pid, status = os.waitpid(request["poll"], os.WNOHANG)
         return {"code": os.waitstatus_to_exitcode(status) if pid else None}
     pid = os.fork()
     if pid == 0:
         code = 70
         try:
-            code = child(ask)
+            code = child(request)
             sys.stdout.flush()
             sys.stderr.flush()
         except BaseException:

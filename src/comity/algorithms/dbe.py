@@ -147,6 +147,10 @@ class Dbe(NoisyMean, Piloted):
             raise UsageError(
                 f"{name} is personalised already, so an offset would be redundant: use {name}+mr."
             )
+        if cls.has_offset and host.traits.no_offset:
+            raise UsageError(
+                f"{name}+{wrapper} makes no sense: {name} {host.traits.no_offset}. Use {name}+mr."
+            )
 
     def check(self, info: Info) -> None:
         for task in info.tasks:

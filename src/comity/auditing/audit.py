@@ -32,8 +32,8 @@ from comity.data import Federation
 from comity.errors import UsageError
 from comity.models import CustomModel
 from comity.names import display_name
-from comity.runs.checkpoint import write_atomically
 from comity.runs.folder import CONFIG, RunFolder
+from comity.safe_files import make_folder, write_atomically
 from comity.units import size
 
 JSON, PAGE, PICTURES = "audit.json", "audit.html", "audit"
@@ -282,6 +282,8 @@ def _why_untried(kind: str, unprotected: bool) -> str:
         return "they are sent as they are, and whoever gets them has them"
     if kind == "class counts":
         return "they are behind noise, or not sent, and no attack on that is known here"
+    if kind == "covariances":
+        return "no attack on them is implemented, which does not mean that there is none"
     return "the method says that parties send them, but they have no form that is known here"
 
 
@@ -304,5 +306,5 @@ def write(place: Path, audits: list[RunAudit]) -> None:
     write_atomically(place / JSON, json.dumps(with_crc(content), indent=2) + "\n")
     for run in audits:
         for attack, png in run.pictures.items():
-            (place / PICTURES).mkdir(exist_ok=True)
-            (place / PICTURES / file_name(run, attack)).write_bytes(png)
+            make_folder(place / PICTURES)
+            write_atomically(place / PICTURES / file_name(run, attack), png)

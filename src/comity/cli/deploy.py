@@ -23,6 +23,7 @@ from comity.cli.finished_runs import (
 )
 from comity.cli.options import deploy_app
 from comity.errors import ComityError, UsageError, unknown
+from comity.safe_files import make_private_folder, write_atomically
 from comity.units import size
 
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="the site's folder")]
@@ -67,7 +68,7 @@ def init(
     path = folder / startup_kits.INVITE
     content = json.loads(path.read_text(encoding="utf-8"))
     content["schema"] = common_schema.to_dict() if common_schema else None
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
     screen.out.print(
         f"The federation is in {folder}; keep {folder / startup_kits.ROOT} secret.",
         soft_wrap=True,
@@ -119,12 +120,12 @@ def join(
         raise UsageError(f"{folder} exists already: choose another --out.")
     if not data.exists():
         raise UsageError(f"There is no {data}.")
-    folder.mkdir(parents=True)
+    make_private_folder(folder)
     try:
         schema_file = None
         if schema:
             schema_file = folder / "schema.json"
-            Schema.from_dict(schema).write(schema_file)
+            write_atomically(schema_file, Schema.from_dict(schema).to_text())
         dataset = import_site_data(data, folder / "data", schema_file, classes)
         policy.write(folder, site_name, "data")
         request = startup_kits.join(invitation, site_name, folder)

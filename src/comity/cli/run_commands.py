@@ -156,7 +156,7 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
     if others := _other_metrics(summary, metric):
         screen.out.print(f"also: {others}", soft_wrap=True)
     if figures.get("unfinished") is not None:
-        screen.out.print(f"before the final fine-tuning: {figures['unfinished']:.1%}")
+        screen.out.print(f"before the method's last step (finish): {figures['unfinished']:.1%}")
     if gains := summary.get("gained"):
         points = {
             site: [f"{100 * gain[part]:+.1f}" for part in ("gain", "low", "high")]

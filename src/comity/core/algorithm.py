@@ -73,7 +73,27 @@ def algorithm(cls: Class) -> Class:
     """Mark the class that a file in `algorithms/` (or a user's file) is about."""
     frozen: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
     frozen.__algorithm__ = frozen.__module__  # type: ignore[attr-defined]
+    _check_finish(frozen)
     return frozen
+
+
+def _check_finish(cls: type) -> None:
+    """Refuse a method whose `finish` would never be called.
+
+    A class with `adjust_traits` decides by its options, so it is not checked.
+    """
+    if not issubclass(cls, Algorithm) or cls.traits.finishes:
+        return
+    owner, adjusts = (
+        next(base for base in cls.__mro__ if name in vars(base))
+        for name in ("finish", "adjust_traits")
+    )
+    in_core = owner.__module__.startswith("comity.core.")
+    if not in_core and adjusts is Algorithm:
+        raise UsageError(
+            f"{cls.__name__} has a method `finish`, but its traits do not declare it, so it would"
+            " never be called: write traits = replace(..., finishes=True)."
+        )
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))

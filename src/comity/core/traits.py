@@ -29,6 +29,7 @@ LEAVES = {
     "weights": "weights of a model",
     "representations": "representations of single samples",
     "means": "means over a party's samples, or over those of a class",
+    "covariances": "covariances of the representations of a class",
     "gradients": "gradients",
     "class counts": "how many samples there are of each class",
     "samples": "samples themselves, or near-copies of them",
@@ -77,6 +78,10 @@ class Traits:
     """
     needs_validation: str = ""
     """Why the method cannot run without validation samples, and what to do; "" if it can."""
+    no_offset: str = ""
+    """Why parties cannot add a private offset to the representation (`+dbe`, `+prbm`), as in "ccvr
+    trains one head"; "" if they can.
+    """
     not_private: str | None = None
     """Why parties cannot train with DP-SGD (`+dp`); "" if they can. None: derived from what they
     send.

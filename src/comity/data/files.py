@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, file_digest
 from pathlib import Path
@@ -117,6 +117,7 @@ def load_dataset(name: str, layouts: tuple[FileLayout, ...], trust: bool = False
         return write_cache(
             replace(dataset, warnings=(*dataset.warnings, *checksums)) if checksums else dataset,
             cached,
+            paths.values(),
         )
     if refused_paths is not None:
         file = next(iter(refused_paths.values()))
@@ -138,10 +139,13 @@ def read_cache(folder: Path) -> Dataset | None:
         return None
 
 
-def write_cache(dataset: Dataset, folder: Path) -> Dataset:
-    """Write a dataset to the cache and read it back; unchanged if the cache is not writable."""
+def write_cache(dataset: Dataset, folder: Path, sources: Iterable[Path] = ()) -> Dataset:
+    """Write a dataset to the cache and read it back; unchanged if the cache is not writable.
+
+    Nobody can read the cached copy who cannot read the `sources` that the dataset was read from.
+    """
     try:
-        prepared.save(dataset, folder)
+        prepared.save(dataset, folder, sources)
         return prepared.read(folder)
     except (OSError, UsageError):
         return dataset

@@ -89,9 +89,9 @@ def import_federation(
         raise UsageError(
             f"{out} would lie among the parties of {source}: choose a folder outside it."
         )
-    prepared.save(
-        read_federation(find_party_files(source), name or source_name(source), **options), out
-    )
+    files = find_party_files(source)
+    dataset = read_federation(files, name or source_name(source), **options)
+    prepared.save(dataset, out, files.values())
     return prepared.read(out)
 
 

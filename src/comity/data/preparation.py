@@ -185,9 +185,11 @@ class Schema:
 
     def write(self, path: Path) -> None:
         """Write the schema to a JSON file, which users may read and edit."""
-        path.write_text(
-            json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        path.write_text(self.to_text(), encoding="utf-8")
+
+    def to_text(self) -> str:
+        """Return the content of the schema's JSON file."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
 
 
 def _tuple(value: Any) -> Any:

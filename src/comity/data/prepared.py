@@ -11,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from comity.data.dataset import Dataset
 from comity.data.groups import Groups
 from comity.data.preparation import Schema, Unusable
 from comity.errors import UsageError
+from comity.safe_files import create_file, make_folder, readers_of, write_atomically
 
 VERSION = 6
 """Version of the folder format."""
@@ -53,23 +57,34 @@ ATTRIBUTES = {
 SCHEMA = "schema.json"
 
 
-def save(dataset: Dataset, folder: Path) -> None:
+def save(dataset: Dataset, folder: Path, sources: Iterable[Path] = ()) -> None:
     """Write a dataset to a new folder.
 
     If another process has created the folder meanwhile, that folder stays and this one is
     discarded.
+
+    Args:
+        dataset: the dataset.
+        folder: the folder, which is created. The umask says who can read it.
+        sources: the files and folders that the dataset was read from. Nobody can read the new
+            folder who cannot read all of them.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = folder.with_name(f".{folder.name}-{secrets.token_hex(8)}")
+    make_folder(temporary)
     try:
-        np.save(temporary / "x.npy", dataset.x.numpy())
-        np.save(temporary / "y.npy", dataset.y.numpy())
+        created = temporary.stat()
+        readers = (readers_of(source, created.st_gid) for source in sources)
+        temporary.chmod(reduce(and_, readers, stat.S_IMODE(created.st_mode)))
+        arrays = {"x": dataset.x.numpy(), "y": dataset.y.numpy()}
         if dataset.official_test is not None:
-            np.save(temporary / "test.npy", dataset.official_test.numpy())
+            arrays["test"] = dataset.official_test.numpy()
         if dataset.cut_by is not None:
-            np.save(temporary / "cut_by.npy", dataset.cut_by)
-        for k, group in enumerate(dataset.groups.values()):
-            np.save(temporary / f"group-{k}.npy", group.of)
+            arrays["cut_by"] = dataset.cut_by
+        arrays |= {f"group-{k}": group.of for k, group in enumerate(dataset.groups.values())}
+        for name, array in arrays.items():
+            with create_file(temporary / f"{name}.npy") as file:
+                np.save(file, array)
         description = {key: getattr(dataset, name) for key, name in ATTRIBUTES.items()}
         description |= {
             "version": VERSION,
@@ -81,11 +96,8 @@ def save(dataset: Dataset, folder: Path) -> None:
             "schema": dataset.schema is not None,
         }
         if dataset.schema:
-            dataset.schema.write(temporary / SCHEMA)
-        (temporary / "dataset.json").write_text(
-            json.dumps(with_crc(description), indent=1), encoding="utf-8"
-        )
-        temporary.chmod(0o755)
+            write_atomically(temporary / SCHEMA, dataset.schema.to_text())
+        write_atomically(temporary / "dataset.json", json.dumps(with_crc(description), indent=1))
         with contextlib.suppress(OSError):  # another process has written the folder first
             os.rename(temporary, folder)
     finally:

@@ -16,10 +16,10 @@ from typing import Any
 from comity.checksums import with_crc
 from comity.deploy.job_submission import SubmittedJob, was_submitted
 from comity.deploy.server import FAILED_ENDINGS, read_parties
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.run_warnings import RunWarning, read_warnings
+from comity.safe_files import write_atomically
 from comity.studies.compare import (
     COMPARISON,
     SOLO,

@@ -16,9 +16,9 @@ from comity.data.party_files import find_party_files
 from comity.data.preparation import Schema
 from comity.data.prepared import save
 from comity.errors import CorruptedFile, UsageError
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
+from comity.safe_files import write_atomically
 
 PARTY = "party"
 SPLITS = "splits.json"
@@ -42,7 +42,7 @@ def import_site_data(
     dataset = read_federation(
         files, source.name, schema=Schema.read(schema) if schema else None, classes=classes
     )
-    save(dataset, out)
+    save(dataset, out, files.values())
     return dataset
 
 

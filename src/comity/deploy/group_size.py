@@ -8,9 +8,12 @@ of a reply (`base/content.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import fields
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
-from comity.base.content import Content, record_contents, reply_content
+from comity.base.content import Content, content_of, reply_content
+from comity.base.declared import resolve_field_type
 from comity.base.record import is_record_type
 from comity.core.accounting import Accounting
 from comity.core.algorithm import AnyAlgorithm
@@ -77,10 +80,21 @@ def _contents(algorithm: AnyAlgorithm, depth: int, function: str) -> dict[str, C
     kinds = records_in(hint, *sealed_types(algorithm))
     contents: dict[str, Content | None] = {}
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
-        contents |= record_contents(kind)
+        contents |= {
+            f"{kind.__name__}.{f.name}": content_of(f)
+            for f in fields(kind)
+            if content_of(f) or not _is_record_or_none(resolve_field_type(kind, f))
+        }
     if not is_record_type(hint) and not kinds:
         contents["reply"] = reply_content(type(chain(algorithm)[depth]), function)
     return contents
+
+
+def _is_record_or_none(hint: Any) -> bool:
+    """Whether values of a type are records, whose fields are described one by one, or None."""
+    if get_origin(hint) in (Union, UnionType):
+        return all(map(_is_record_or_none, get_args(hint)))
+    return hint is type(None) or is_record_type(get_origin(hint) or hint)
 
 
 def _records(

@@ -22,6 +22,7 @@ from comity.deploy.policy import SitePolicy
 from comity.deploy.session import RequestAuthenticator
 from comity.deploy.site_run import SiteRun
 from comity.errors import ComityError, UsageError
+from comity.safe_files import open_to_append
 from comity.text import escape_terminal
 from comity.units import size
 from comity.wire.codec import encode
@@ -114,9 +115,9 @@ class RequestHandler:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = "\n".join(escape_terminal(line) for line in text.rstrip().splitlines())
         try:
-            with (self._folder / LOG).open("a", encoding="utf-8") as file:
-                file.write(f"{stamp} {lines}\n")
-        except OSError:
+            with open_to_append(self._folder / LOG, create=True) as file:
+                file.write(f"{stamp} {lines}\n".encode())
+        except (OSError, UsageError):
             return
 
     def _dispatch(self, head: Any, body: bytes, policy: SitePolicy) -> bytes:

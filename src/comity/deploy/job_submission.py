@@ -22,10 +22,10 @@ from comity.deploy.flare.jobs import Jobs
 from comity.deploy.flare.startup_kits import LEAD
 from comity.deploy.server import FAILED_ENDINGS, FAILURE, RUNS
 from comity.errors import ComityError, UsageError
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.tables import ABSENCES, METRICS, TIMING
+from comity.safe_files import check_no_links, write_atomically
 
 SUBMISSION = "federation.json"
 """In the researcher's folder: the federation that a run was submitted to, and the run's name."""
@@ -89,7 +89,8 @@ class SubmittedJob:
 
     @staticmethod
     def read(out: Path) -> SubmittedJob:
-        """The run whose researcher's folder is `out`."""
+        """The run whose researcher's folder is `out`, to which the run's files will be copied."""
+        check_no_links(out)
         try:
             content = json.loads((out / SUBMISSION).read_text(encoding="utf-8"))
             return SubmittedJob(

@@ -25,6 +25,7 @@ from comity.models.low_rank import base_file
 from comity.names import display_name
 from comity.plugins import is_code
 from comity.runs.config import Experiment
+from comity.safe_files import write_atomically
 from comity.spec import format_value, parse, split
 from comity.units import size
 
@@ -53,7 +54,8 @@ methods = ["*"]
 # send samples.
 never = ["centralized", "fed-sps(mode=samples)"]
 
-# Kinds of values that may leave the site. Other kinds are "class counts" and "samples".
+# Kinds of values that may leave the site. Other kinds are "class counts", "covariances" and
+# "samples".
 kinds = ["weights", "representations", "means", "gradients"]
 
 # Of these, the kinds whose values may describe a single record. adcol and fada need
@@ -438,5 +440,5 @@ def _bytes(path: Path, name: str, value: Any) -> int:
 def write(folder: Path, name: str, data: str) -> Path:
     """Write the policy of a new site, to be reviewed and edited by the site's data owner."""
     path = folder / NAME
-    path.write_text(TEMPLATE.format(name=name, data=data), encoding="utf-8")
+    write_atomically(path, TEMPLATE.format(name=name, data=data))
     return path

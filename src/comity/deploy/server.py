@@ -43,7 +43,6 @@ from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import check_fits
 from comity.runs import config
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.context import PartyInfo, PartyInfos, RunContext
 from comity.runs.environment import environment
@@ -54,6 +53,7 @@ from comity.runs.planned_absences import read_plan
 from comity.runs.run import prepared_process
 from comity.runs.server_run import Progress, Quiet, ServerRun, judged_by
 from comity.runs.server_side import resolve_method
+from comity.safe_files import write_atomically
 from comity.track import Trackers
 
 SCHEMA = "schema.json"

@@ -67,6 +67,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.party_side import make_party
 from comity.runs.server_run import ServerRun, judged_by
 from comity.runs.server_side import resolve_method
+from comity.safe_files import make_private_folder
 from comity.units import size
 from comity.wire.codec import decode, encode, tree_digest
 from comity.wire.sealing import Lock, PairKeys
@@ -722,7 +723,8 @@ def _begin_folder(
     """
     settings, split = config.write(experiment), federation.split.to_json()
     if not run.has_run:
-        run.path.mkdir(parents=True, exist_ok=True)
+        for folder in (run.path.parent.parent, run.path.parent, run.path):
+            make_private_folder(folder)
         run.begin(settings, environment(settings, data, split=split), split=split)
         return
     before = run.read_environment()

@@ -26,10 +26,16 @@ from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.privacy.account import PrivacyCharge
-from comity.runs.checkpoint import flush_to_disk, write_atomically
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
 from comity.runs.tables import LEDGER, METRICS, PRIVACY, Table
+from comity.safe_files import (
+    flush_to_disk,
+    make_folder,
+    open_to_append,
+    open_to_update,
+    write_atomically,
+)
 from comity.wire.codec import decode, encode
 from comity.wire.ledger import SERVER, Charge
 
@@ -47,13 +53,8 @@ def secret_of(folder: Path) -> bytes:
     """The secret of the site or server in `folder`: generated once, and never sent."""
     path = folder / SECRET
     if not path.exists():
-        fresh = path.with_name(SECRET + ".new")
-        fresh.touch(mode=0o600)
-        with fresh.open("wb") as file:
-            file.write(secrets.token_bytes(SECRET_BYTES))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)  # atomic, because noise from an incomplete secret could be guessed
+        # Atomic, because noise from an incomplete secret could be guessed.
+        write_atomically(path, secrets.token_bytes(SECRET_BYTES), private=True)
     secret = path.read_bytes()
     if len(secret) != SECRET_BYTES:
         raise CorruptedFile(
@@ -88,7 +89,7 @@ class States:
 
     def write(self, party: int, version: CallId, blob: bytes) -> None:
         """Store the state after a call; it is on the disk when this returns."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         serials = (int(saved.file.split("-")[2].split(".")[0]) for saved in self._saved.values())
         serial = 1 + max(serials, default=-1)
         saved = write_state(self._folder, f"party-{party}-{serial}.safetensors", party, blob)
@@ -157,10 +158,8 @@ class Replies:
 
     def write(self, call: CallId, request: bytes, reply: bytes) -> None:
         """Store the reply to a call, with the digest of its request."""
-        self._folder.mkdir(exist_ok=True, mode=0o700)
-        new = self._folder / "new"
-        new.write_bytes(request + _digest(reply) + reply)
-        os.replace(new, self._path(call))
+        make_folder(self._folder)
+        write_atomically(self._path(call), request + _digest(reply) + reply)
 
     def forget_before(self, round: int) -> None:
         """Delete the replies of earlier rounds."""
@@ -273,8 +272,8 @@ class SiteTables:
 
     def _append(self, table: Table[Any], rows: Sequence[Sequence[Any]]) -> None:
         _repair(self._folder, table)  # a full disk may have cut off the last row
-        with (self._folder / table.name).open("a", encoding="utf-8", newline="") as file:
-            file.write(_lines(rows))
+        with open_to_append(self._folder / table.name) as file:
+            file.write(_lines(rows).encode())
 
 
 def _lines(rows: Iterable[Sequence[Any]]) -> str:
@@ -290,9 +289,7 @@ def _is_same(one: Note, other: Note) -> bool:
 
 def _repair(folder: Path, table: Table[Any]) -> None:
     """Begin a table, or remove a last row that was cut off by a kill or a full disk."""
-    path = folder / table.name
-    path.touch()
-    with path.open("r+b") as file:
+    with open_to_update(folder / table.name, create=True) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
         if size and file.read(1) != b"\n":
@@ -306,11 +303,8 @@ def _repair(folder: Path, table: Table[Any]) -> None:
 
 def write_view(folder: Path, content: Any, version: Version) -> None:
     """Store the server's message for the last evaluation; with the state it makes the model."""
-    fresh = folder / f"{VIEW}.new"
-    fresh.write_bytes(
-        encode({"content": content, "after": None if version is None else tuple(version)})
-    )
-    os.replace(fresh, folder / VIEW)
+    view = {"content": content, "after": None if version is None else tuple(version)}
+    write_atomically(folder / VIEW, encode(view))
 
 
 def read_view(folder: Path) -> tuple[Any, Version]:

@@ -18,8 +18,8 @@ from comity.disclosure.pdf import pdf
 from comity.disclosure.sources import read
 from comity.errors import UsageError
 from comity.models import CustomModel
-from comity.runs.checkpoint import write_atomically
 from comity.runs.server_run import ServerRun
+from comity.safe_files import write_atomically
 
 
 def disclose(
@@ -53,7 +53,7 @@ def disclose(
     name = re.sub(r"[^\w.-]+", "-", party)
     text, sheets = place / f"disclosure-{name}.html", place / f"disclosure-{name}.pdf"
     write_atomically(text, html(page))
-    sheets.write_bytes(pdf(page))
+    write_atomically(sheets, pdf(page))
     return text, sheets
 
 

@@ -8,8 +8,11 @@ Workers are forked, so each has all data from the start. Messages are in shared 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import selectors
 import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -23,11 +26,13 @@ from comity.engines.engine import Scheduler
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Worker, WorkerReply, WorkerRequest, WorkersEngine
 from comity.errors import ComityError, UsageError, describe, describe_exit
+from comity.machine import signal_at_end_of_parent
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
 CHANNEL_CLOSED = (EOFError, ConnectionError)  # what a channel raises when its other end has closed
 ENDS = (signal.SIGINT, signal.SIGTERM)
+WATCH_SECONDS = 1.0
 
 
 class ProcessEngine(WorkersEngine):
@@ -53,12 +58,14 @@ class ProcessEngine(WorkersEngine):
         fork = multiprocessing.get_context("fork")
         trim_memory()  # every worker would inherit the free memory
         handover = Handover(workers)
+        end_with_server = _EndWithServer()
         for w in range(workers):
             server_end, worker_end = Channel.pair()
             other_channels = [*self._channels, server_end]
             process = fork.Process(
                 target=_worker,
                 args=(
+                    end_with_server,
                     worker_end,
                     other_channels,
                     handover,
@@ -140,7 +147,37 @@ def signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class _EndWithServer:
+    """Ends a worker when the server's process ends in any way, also in the middle of a call.
+
+    On Linux the system kills the worker. On other systems a thread of the worker looks whether the
+    server is there.
+    """
+
+    def __init__(self) -> None:
+        self._server = os.getpid()
+        self._ask_for_signal = signal_at_end_of_parent(signal.SIGKILL)
+
+    def begin(self) -> None:
+        """Is called in the worker."""
+        if self._ask_for_signal:
+            self._ask_for_signal()
+        else:
+            threading.Thread(target=self._watch, daemon=True).start()
+        self._end_if_alone()  # the server may have ended before that
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            self._end_if_alone()
+
+    def _end_if_alone(self) -> None:
+        if os.getppid() != self._server:
+            os._exit(1)
+
+
 def _worker(
+    end_with_server: _EndWithServer,
     channel: Channel,
     other_channels: list[Channel],
     handover: Handover,
@@ -150,6 +187,7 @@ def _worker(
     root: Key,
     scheduler: Scheduler,
 ) -> None:
+    end_with_server.begin()
     # The server handles Ctrl-C. A worker ends when its channel closes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from comity.errors import ComityError, CorruptedFile
+from comity.safe_files import NO_LINK, create_file
 from comity.wire.codec import decode
 
 STATE_FILE = re.compile(r"(server|party-[0-9]+)-[0-9]+\.safetensors")
@@ -29,7 +30,7 @@ def write_state(folder: Path, file: str, party: int, blob: bytes) -> Saved:
     """Write an encoded state. The caller must flush it to the disk before naming it in a
     manifest.
     """
-    with open(_open_file(folder / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as out:
+    with create_file(folder / file) as out:
         out.write(blob)
     return Saved(party, file, len(blob), zlib.crc32(blob))
 
@@ -42,7 +43,7 @@ def read_state(folder: Path, saved: Saved) -> Any:
             f"The checkpoint is damaged: it names {saved.file!r}, which is not a state file."
         )
     try:
-        with open(_open_file(path, os.O_RDONLY), "rb") as file:
+        with open(os.open(path, os.O_RDONLY | NO_LINK), "rb") as file:
             about = os.fstat(file.fileno())
             # Checked before anything is read.
             as_written = stat.S_ISREG(about.st_mode) and about.st_size == saved.bytes
@@ -58,11 +59,6 @@ def read_state(folder: Path, saved: Saved) -> Any:
     if not as_written or zlib.crc32(blob) != saved.crc:
         raise CorruptedFile(f"The checkpoint is damaged: {path} is not what was written.")
     return decode(blob)
-
-
-def _open_file(path: Path, flags: int) -> int:
-    """Open a file without following a link, which may lead anywhere, or waiting for a pipe."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _memory() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +15,7 @@ from comity.papers.cells import Cell
 from comity.papers.claims import Verdict, untested, verdicts
 from comity.papers.joining import join as join_parts
 from comity.papers.reproduction import RESULT, Reproduction, read
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 from comity.units import duration, size
 
 DATA_FOLDER = "data"
@@ -76,25 +77,26 @@ def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write_csv(path: Path, cells: Sequence[Cell]) -> None:
     """Write the cells as CSV, with the values of all seeds."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(
-            (
-                "column",
-                "row",
-                "algorithm",
-                "paper",
-                "paper_std",
-                "measured",
-                "measured_std",
-                "seeds",
-                "note",
-            )
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(
+        (
+            "column",
+            "row",
+            "algorithm",
+            "paper",
+            "paper_std",
+            "measured",
+            "measured_std",
+            "seeds",
+            "note",
         )
-        for cell in cells:
-            values = " ".join(f"{v:.6g}" for v in cell.values)
-            which = cell.column.name, cell.row.name, cell.row.algorithm
-            writer.writerow((*which, *cell.paper, cell.mean, cell.std, values, cell.why))
+    )
+    for cell in cells:
+        values = " ".join(f"{v:.6g}" for v in cell.values)
+        which = cell.column.name, cell.row.name, cell.row.algorithm
+        writer.writerow((*which, *cell.paper, cell.mean, cell.std, values, cell.why))
+    write_atomically(path, text.getvalue())
 
 
 def page(reproduction: Reproduction) -> str:

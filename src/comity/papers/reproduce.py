@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from comity import algorithms
@@ -16,6 +16,7 @@ from comity.runs.build import SimulatedRun, prepare
 from comity.runs.config import Experiment, experiment
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Progress
+from comity.safe_files import path_inside
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
 from comity.studies.parallel import Cost, PlannedRun, cached_federations, run_all, with_one_worker
@@ -35,7 +36,8 @@ class Run:
 
     def folder(self, out: Path, seed: int) -> Path:
         """Return the folder of the run of one seed."""
-        return out / self.name / folder_name(self.row.name) / f"seed-{seed}"
+        names = (*PurePath(self.name).parts, folder_name(self.row.name), f"seed-{seed}")
+        return path_inside(out, *names)
 
 
 def implemented(algorithm: str) -> bool:

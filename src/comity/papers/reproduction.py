@@ -18,7 +18,7 @@ from comity.checksums import with_crc, without_crc
 from comity.errors import ComityError, CorruptedFile
 from comity.papers import Scale, Table
 from comity.papers.cells import Cell, Figure
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 
 RESULT = "result.json"
 

@@ -25,7 +25,7 @@ from comity.reporting.sections.gains import gains
 from comity.reporting.sections.space import space
 from comity.reporting.sections.wire import wire
 from comity.reporting.static import check_kind, draw
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 from comity.studies.tune import TUNED
 from comity.units import spread
 

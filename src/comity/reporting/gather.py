@@ -15,6 +15,7 @@ from comity.names import display_name
 from comity.reporting.readable import Run
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import TRACES, RunFolder
+from comity.safe_files import check_no_links
 from comity.spec import parse
 from comity.studies.party_verdicts import same_parties
 
@@ -218,6 +219,7 @@ def _split_by_settings(runs: list[Run]) -> list[list[Run]]:
 
 def _run_folders(folder: Path) -> Iterator[Path]:
     if RunFolder(folder).remains:
+        check_no_links(folder)
         yield folder
         return
     for inner in sorted(folder.iterdir()):

@@ -24,7 +24,7 @@ from comity.data.files import cache_folder
 from comity.reporting.blocks import Block, Code, Facts, Pictures, Section, Table, Text
 from comity.reporting.charts import method_colours, unique_name
 from comity.reporting.gather import Group
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 
 if TYPE_CHECKING:
     from jinja2 import Template

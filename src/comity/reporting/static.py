@@ -18,6 +18,7 @@ from comity.reporting.blocks import Section, Table
 from comity.reporting.charts import unique_name
 from comity.reporting.gather import Group, file_problems, gather
 from comity.reporting.sections.answer import ANSWERS, IDEAS, MEASURES, answer
+from comity.safe_files import make_folder, write_atomically
 
 COLUMN = 252
 """The width of a column in the two-column formats of IEEE and ACM, in points."""
@@ -33,8 +34,8 @@ def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str)
             name = re.sub(r"[^\w+.-]+", "-", name).strip("-")
             name = unique_name(name, {path.stem for path in paths})
             path = folder / f"{name}.{kind}"
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(picture(figure(chart, group), kind))
+            make_folder(folder)
+            write_atomically(path, picture(figure(chart, group), kind))
             paths.append(path)
     return paths
 

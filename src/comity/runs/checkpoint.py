@@ -14,13 +14,14 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from comity.checksums import CRC, Checksum, with_crc, without_crc
 from comity.engines.engine import Engine
 from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.errors import CorruptedFile, UsageError
+from comity.safe_files import flush_to_disk, make_folder, write_atomically
 from comity.wire.codec import encode
 
 MANIFEST = "manifest.json"
@@ -37,26 +38,10 @@ def interval() -> float:
         raise UsageError(f"COMITY_CHECKPOINT_SECONDS must be a number, not {text!r}.") from None
 
 
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, would survive a power failure."""
-    if os.name != "posix":  # other systems can flush only files that are open for writing
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file atomically. A power failure afterwards does not restore the old content."""
-    new = path.with_name(path.name + ".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    flush_to_disk(path.parent)
+def is_inside(name: str) -> bool:
+    """Whether the name of a file, as another file has it, is that of a file in the run's folder."""
+    path = PurePath(name)
+    return not path.is_absolute() and ".." not in path.parts
 
 
 @dataclass
@@ -103,6 +88,8 @@ class Manifest:
             raise ValueError("a state file has an invalid name")
         if not all(checksum.length >= 0 for checksum in files.values()):
             raise ValueError("a length is negative")
+        if not all(is_inside(name) for name in files):
+            raise ValueError("a file is outside the run's folder")
         return Manifest(
             values["round"],
             server,
@@ -142,7 +129,7 @@ class Checkpoints:
         were written.
         """
         begin = time.monotonic()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         changed = {saved.party: saved for saved in engine.save(self.folder, t)}
         blob = encode(server)
         saved = write_state(self.folder, f"server-{t}.safetensors", -1, blob)

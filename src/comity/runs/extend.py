@@ -15,12 +15,13 @@ from comity.core.wrapper import chain
 from comity.errors import UsageError
 from comity.names import display_name
 from comity.runs import config
-from comity.runs.checkpoint import Manifest, write_atomically
+from comity.runs.checkpoint import Manifest
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
 from comity.runs.folder import RunFolder
 from comity.runs.schedule import Schedule
 from comity.runs.trust import check, code_of, mark_again
+from comity.safe_files import write_atomically
 
 
 def extend(folder: Path, rounds: int, *, trust: bool = False) -> None:
@@ -117,8 +118,8 @@ def _closed(folder: Path, before: Experiment) -> str:
         return f"The newcomers have joined in {folder}"
     if any(a.traits.finishes for a in chain(compose(before.algorithm, before.set))):
         return (
-            f"{display_name(before.algorithm)} has fine-tuned its models after the last round of"
-            f" {folder}"
+            f"{display_name(before.algorithm)} has changed its models after the last round of"
+            f" {folder} (finish)"
         )
     return f"{folder} was ended by an earlier version of Comity"
 

@@ -15,12 +15,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 
@@ -33,7 +34,7 @@ from comity.metrics.evaluation import Answers
 from comity.privacy.account import PrivacyCharge
 from comity.runs import config
 from comity.runs.caveats import add_caveats
-from comity.runs.checkpoint import Checkpoints, flush_to_disk, write_atomically
+from comity.runs.checkpoint import Checkpoints, is_inside
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
 from comity.runs.recording import RecordedMessage, read_messages
@@ -48,6 +49,14 @@ from comity.runs.tables import (
     Table,
     Timing,
     Writer,
+)
+from comity.safe_files import (
+    NO_LINK,
+    check_no_links,
+    flush_to_disk,
+    open_to_append,
+    remove_temporary_files,
+    write_atomically,
 )
 from comity.wire.ledger import Charge
 
@@ -116,7 +125,7 @@ class RunFolder:
         return bool(environment.get("record_messages", environment.get("tape")))
 
     def check_begun(self) -> None:
-        """Refuse a folder that holds no run."""
+        """Refuse a folder that holds no run, or contains links."""
         if missing := self._missing():
             runs: list[str] = []
             with contextlib.suppress(OSError):  # a name that no file can have
@@ -129,6 +138,7 @@ class RunFolder:
             raise UsageError(
                 f"{self.path} holds no run: it has no {missing}.{hint if runs else ''}"
             )
+        check_no_links(self.path)
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""
@@ -137,7 +147,9 @@ class RunFolder:
                 f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in"
                 " Python resume=True), or choose another --out."
             )
-        if existing := sorted(name for name in NEVER_OVERWRITTEN if (self.path / name).exists()):
+        if existing := sorted(
+            name for name in NEVER_OVERWRITTEN if os.path.lexists(self.path / name)
+        ):
             raise UsageError(f"{self.path} already has a {existing[0]}: choose another --out.")
 
     def _missing(self) -> str | None:
@@ -261,6 +273,7 @@ class RunFolder:
             return {
                 name: Checksum(*checksum)
                 for name, checksum in _checked(_json(path), "files")["files"].items()
+                if is_inside(name)
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
             raise ComityError(
@@ -532,13 +545,17 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder. The system releases the lock when the process ends in any way."""
+        """Lock the folder, and remove what a killed process left half-written.
+
+        The system releases the lock when the process ends in any way. Processes that it forked
+        close their copies of the lock, so that they cannot hold it any longer.
+        """
         try:
             import fcntl
         except ImportError:  # this system has no such locks
             yield
             return
-        with (self.path / LOCK).open("a") as file:
+        with open_to_append(self.path / LOCK, create=True) as file, _not_inherited(file):
             for attempts_left in reversed(range(5)):
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -547,20 +564,49 @@ class RunFolder:
                     if not attempts_left:
                         raise ComityError(f"Another process is running in {self.path}.") from why
                     time.sleep(0.05)  # `is_locked` holds the lock for a moment
-            yield
+            for folder in (self.path, self.path / CHECKPOINTS):
+                remove_temporary_files(folder)
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def is_locked(self) -> bool:
         """Whether a process is running in the folder."""
         try:
             import fcntl
 
-            with (self.path / LOCK).open() as file:
+            with os.fdopen(os.open(self.path / LOCK, os.O_RDONLY | NO_LINK)) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once
         except BlockingIOError:
             return True
         except (ImportError, OSError):
             return False
         return False
+
+
+_locks: set[BinaryIO] = set()
+"""The lock files that this process has open."""
+
+
+@contextlib.contextmanager
+def _not_inherited(lock: BinaryIO) -> Iterator[None]:
+    """Let processes that are forked meanwhile close their copy of a lock file."""
+    _locks.add(lock)
+    try:
+        yield
+    finally:
+        _locks.discard(lock)
+
+
+def _close_locks() -> None:
+    for lock in _locks:
+        lock.close()
+    _locks.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks)
 
 
 def _json(path: Path) -> Any:

@@ -15,12 +15,12 @@ from comity.base.call import CallId
 from comity.base.finite import first_not_finite, is_finite
 from comity.base.record import on_device
 from comity.checksums import Checksum
-from comity.core.participation import NoReplies
+from comity.core.participation import NOT_FINITE, NoReplies
 from comity.core.server import Note, Server
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
 from comity.errors import ComityError, WorkerLost
-from comity.privacy.account import Account, BudgetExceeded, PrivacyCharge
+from comity.privacy.account import AGAINST_SERVER, Account, BudgetExceeded, PrivacyCharge
 from comity.runs.caveats import add_caveats
 from comity.runs.checkpoint import Checkpoints, Manifest
 from comity.runs.environment import changed_since
@@ -141,6 +141,8 @@ class _Exchange:
     """The server's state after them."""
     discarded: str = ""
     """Why they do not count; empty if they do."""
+    over_budget: bool = False
+    """Whether they do not count because they would exceed the privacy budget."""
 
 
 class _Rounds:
@@ -369,7 +371,8 @@ class _Rounds:
                 )
         with self._all_or_nothing() as exchange:
             exchange.state = algorithm.join(self._state, server, late)
-        evaluate_newcomers(self.job, server, self._engine, self._state, "joined")
+        if not exchange.over_budget:
+            evaluate_newcomers(self.job, server, self._engine, self._state, "joined")
 
     @contextmanager
     def _all_or_nothing(self, quorum: int = 1) -> Iterator[_Exchange]:
@@ -392,6 +395,7 @@ class _Rounds:
         except (NoReplies, BudgetExceeded) as why:
             self._engine.commit(self.server.undo())
             if isinstance(why, BudgetExceeded):
+                exchange.over_budget = True
                 self._end_here()
             self.server.note("silence", 1.0)
             self._discarded[self.server.round] = exchange.discarded = str(why)
@@ -402,9 +406,17 @@ class _Rounds:
     def _end_here(self) -> None:
         """End the run with this round, which does not count, because the budget is spent.
 
-        The models are evaluated as they are.
+        The models are evaluated as they are. The round of the newcomers is the last one in any
+        case.
         """
-        if self.server.round:
+        if self.server.round > self.schedule.rounds:
+            names = ", ".join(self.job.info.newcomers)
+            self.server.warn(
+                f"The privacy budget does not suffice for the warm-up of {names}, which was left"
+                " out: there are no figures after joining. Use fewer --join-epochs, or a larger"
+                " --budget."
+            )
+        elif self.server.round:
             self.schedule.rounds, self.schedule.ends_early = self.server.round, True
             self.server.warn(
                 f"The run ended in round {self.server.round}, in which its privacy budget was"
@@ -483,6 +495,29 @@ class _Rounds:
     def _steps(self) -> dict[str, int]:
         return {"steps": self.server.steps, "server_steps": self.server.server_steps}
 
+    def _charged_in_vain(self) -> list[RunWarning]:
+        """A warning about parties whose replies were charged but never finite, and so never used.
+
+        A reply is charged before the party is called, because it has left the party even if the
+        server discards it.
+        """
+        charged: dict[str, set[tuple[int, str]]] = defaultdict(set)
+        for row in self._folder.read_privacy():
+            if row.mechanism != "none" and row.against == AGAINST_SERVER:
+                charged[row.party].add((row.round, row.call))
+        discarded: dict[str, set[tuple[int, str]]] = defaultdict(set)
+        for absence in self._folder.read_absences():
+            if absence.how == NOT_FINITE:
+                discarded[absence.party].add((absence.round, absence.call))
+        names = [party for party, calls in charged.items() if calls <= discarded[party]]
+        if not names:
+            return []
+        text = (
+            f"All replies of {', '.join(names)} had values that are not finite: none counted, but"
+            " their epsilon is spent."
+        )
+        return [RunWarning("after", text)]
+
     def summarise(self) -> dict[str, Any]:
         """The summary of the finished run."""
         total_seconds = (
@@ -502,7 +537,7 @@ class _Rounds:
             self.server.ledger.total,
             entries,
             {**self.seconds, "total": total_seconds},
-            self._warnings(),
+            [*self._warnings(), *self._charged_in_vain()],
             needs_figures=not withholding,
         )
 

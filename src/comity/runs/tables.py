@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.privacy.account import PrivacyCharge
+from comity.safe_files import create_file, make_folder, open_to_append, open_to_update
 from comity.wire.ledger import Charge
 
 R = TypeVar("R")
@@ -168,8 +168,11 @@ class Writer:
         self._write(table.name, (",".join(table.columns) + "\n").encode())
 
     def _write(self, name: str, blob: bytes) -> None:
-        (self._folder / name).parent.mkdir(exist_ok=True)
-        (self._folder / name).write_bytes(blob)
+        path = self._folder / name
+        if path.parent != self._folder:
+            make_folder(path.parent)
+        with create_file(path) as file:
+            file.write(blob)
         self.files[name] = Checksum.of(blob)
 
     def resume(self, files: Mapping[str, Checksum]) -> None:
@@ -180,7 +183,8 @@ class Writer:
         for name in growing & files.keys():
             path = self._folder / name
             try:
-                os.truncate(path, files[name].length)
+                with open_to_update(path) as file:
+                    file.truncate(files[name].length)
             except OSError as why:
                 raise ComityError(f"{path} cannot be continued ({why.strerror}).") from why
         for table in TABLES:
@@ -202,7 +206,7 @@ class Writer:
 
     def append(self, name: str, blob: bytes) -> None:
         """Append to a file in one write."""
-        with (self._folder / name).open("ab") as file:
+        with open_to_append(self._folder / name) as file:
             file.write(blob)
         self.files[name] = self.files[name].and_then(blob)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from comity.errors import UsageError
 from comity.plugins import digest, is_code
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
+from comity.safe_files import write_atomically
 from comity.spec import parse, split
 
 MARK = "trust.json"

@@ -20,12 +20,12 @@ from comity.metrics.metrics import METRICS
 from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs.build import prepare
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
+from comity.safe_files import path_inside, write_atomically
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
 from comity.studies.parallel import (
@@ -289,8 +289,8 @@ def title(experiment: Experiment, several: bool, without: str = "") -> str:
 
 
 def run_folder(out: Path, method: str, seed: int) -> Path:
-    """Return the folder of a run in a comparison."""
-    return out / folder_name(method) / f"seed-{seed}"
+    """Return the folder of a run in a comparison; refuse links that lead out of it."""
+    return path_inside(out, folder_name(method), f"seed-{seed}")
 
 
 def experiment_of(base: Experiment, method: str, seed: int) -> Experiment:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -31,10 +32,10 @@ from comity.models.exported import SETTINGS, WEIGHTS, no_model_in, read_weights
 from comity.models.low_rank import LowRank, without_factors
 from comity.names import display_name
 from comity.privacy.account import describe_party_guarantee
-from comity.runs.checkpoint import write_atomically
 from comity.runs.result import Deployed, Result
 from comity.runs.summary import blocks
 from comity.runs.trust import check, code_in, mark
+from comity.safe_files import make_folder, write_atomically
 from comity.studies import predict
 from comity.training.settings import Training
 from comity.training.task import LearningTask
@@ -103,12 +104,14 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     weights = encode(State(deployed.theta, state))
     settings["weights"] = Checksum.of(weights)
     text = json.dumps(with_crc(settings), indent=2) + "\n"
-    out.mkdir(parents=True, exist_ok=True)
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     mark(out, text, code_in(settings["algorithm"], [settings["model"]]))
-    (out / WEIGHTS).write_bytes(weights)
+    write_atomically(out / WEIGHTS, weights)
     write_atomically(out / SETTINGS, text)
     if federation.schema:
-        federation.schema.write(out / "schema.json")
+        write_atomically(out / "schema.json", federation.schema.to_text())
     for script in WHAT_PREDICTS:
         text = script.read_text(encoding="utf-8").replace(
             "from comity.data.preparation import", "from preparation import"
@@ -164,7 +167,8 @@ def _write_networks(network: ExportedNetwork, sample: Tensor, out: Path) -> list
             program = torch.export.export(
                 network, (sample,), dynamic_shapes=({0: torch.export.Dim("samples", min=1)},)
             )
-            torch.export.save(program, out / "model.pt2")
+            with _written_to(out / "model.pt2") as file:
+                torch.export.save(program, file)
     except Exception as why:  # a custom network may fail in any way
         return [
             "There is no model.pt2, so predict.py does not work: torch cannot export this"
@@ -176,11 +180,11 @@ def _write_networks(network: ExportedNetwork, sample: Tensor, out: Path) -> list
             " export again."
         ]
     try:
-        with _quietly():
+        with _quietly(), _written_to(out / "model.onnx") as file:
             torch.onnx.export(
                 program,
                 (sample,),
-                out / "model.onnx",
+                file,
                 dynamo=True,
                 input_names=["samples"],
                 output_names=["scores"],
@@ -190,6 +194,17 @@ def _write_networks(network: ExportedNetwork, sample: Tensor, out: Path) -> list
     except Exception as why:
         return [f"There is no model.onnx: torch cannot export this network ({_first_line(why)})."]
     return []
+
+
+@contextmanager
+def _written_to(path: Path) -> Iterator[Path]:
+    """A file in a temporary folder, which another library writes by its name. Its content then
+    becomes that of `path`, in the way in which all files are written.
+    """
+    with TemporaryDirectory(prefix="comity-export-") as folder:
+        file = Path(folder) / path.name
+        yield file
+        write_atomically(path, file.read_bytes())
 
 
 def _first_line(why: Exception) -> str:

@@ -20,10 +20,10 @@ from comity.data import Federation
 from comity.errors import UsageError, unknown
 from comity.measure.gain import paired_gain
 from comity.runs.build import federation_of, prepare
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Progress
+from comity.safe_files import path_inside, write_atomically
 from comity.studies.compare import (
     LEFT_OUT,
     check_folders,
@@ -103,8 +103,8 @@ def measure_effects(
                 PlannedRun(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost)
             )
             for party, experiment in smaller_runs[method].items():
-                smaller = (
-                    out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
+                smaller = path_inside(
+                    out, LEFT_OUT, folder_name(method), party_folder(party), f"seed-{seed}"
                 )
                 run_title = title(experiment, len(seeds) > 1, party)
                 runs.append(PlannedRun(run_title, experiment, smaller, cost))

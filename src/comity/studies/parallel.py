@@ -170,6 +170,7 @@ def run_once(
     job = job or prepare(experiment, federation, model)
     if not RunFolder(folder).has_run:
         return start(job, folder, progress, track, record_messages=record_messages).summary
+    RunFolder(folder).check_begun()
     check_same(folder, job.experiment, record_messages)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()

@@ -3,8 +3,9 @@
 NEW has samples as the party has them, before any scaling: a table as csv or xlsx (with the party's
 column names, in any order; cells may be missing), or an array `x` in an npz or npy file. Pictures
 may also be files, or a folder of files. For each row, the output has the predicted class, its
-probability, and the probability of each class. The script needs torch and numpy; Pillow for
-pictures; openpyxl for xlsx.
+probability, and the probability of each class. A class whose name a spreadsheet would run as a
+formula, such as =1+1, is written with an apostrophe in front. The script needs torch and numpy;
+Pillow for pictures; openpyxl for xlsx.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from comity.data.preparation import Schema, Unusable, encode, fill_missing, normalise, read_table
+from comity.data.preparation import (
+    NUMBER,
+    Schema,
+    Unusable,
+    encode,
+    fill_missing,
+    normalise,
+    read_table,
+)
 
 HERE = Path(__file__).resolve().parent
 ROWS = 512  # at a time
@@ -212,6 +221,18 @@ def escape_terminal(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+RUN_BY_SPREADSHEETS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""How a cell begins that spreadsheets take for a formula."""
+
+
+def as_cell(text: str) -> str:
+    """Return a text as a csv cell that spreadsheets do not run: one that would be a formula gets an
+    apostrophe in front. Numbers stay as they are.
+    """
+    is_formula = text.startswith(RUN_BY_SPREADSHEETS) and not NUMBER.fullmatch(text)
+    return f"'{text}" if is_formula else text
+
+
 def main() -> None:
     """Parse the arguments, predict, and write the table."""
     options = argparse.ArgumentParser(
@@ -244,7 +265,7 @@ def main() -> None:
     for row, probabilities in enumerate(likely, 1):
         best = int(probabilities.argmax())
         formatted = [f"{p:.6f}" for p in probabilities]
-        rows.append([row, names[best], formatted[best], *formatted])
+        rows.append([row, as_cell(names[best]), formatted[best], *formatted])
     if args.out:
         with args.out.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows(rows)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from traceback import format_exception
 from typing import Any
@@ -18,11 +16,11 @@ import torch
 
 from comity.engines.process import ENDS
 from comity.errors import CorruptedFile, UsageError, describe
+from comity.machine import signal_at_end_of_parent
 from comity.runs.server_run import Progress, ServerRun
 from comity.wire.ledger import Ledger
 
 PATIENCE = 5  # seconds that a stopped run has to close its files
-PR_SET_PDEATHSIG = 1  # as in prctl.h
 
 RunFunction = Callable[[Progress, Callable[[str], None]], dict[str, Any]]
 """Runs an experiment, given an observer and a function that takes warnings for the user."""
@@ -41,8 +39,8 @@ def run_and_report(
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, reporter.stop)
     # On other systems than Linux, a run notices the end of its parent at the next round.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if ask_for_signal := signal_at_end_of_parent(signal.SIGTERM):
+        ask_for_signal()
     for other in inherited:
         other.close()
     torch.set_num_threads(1)  # as in every run; the parent's threads do not survive the fork

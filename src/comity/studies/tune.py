@@ -20,12 +20,12 @@ from comity.metrics.custom_metrics import load_metric
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
 from comity.models import CustomModel
 from comity.runs.build import prepare
-from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.figures import by_round, mean
 from comity.runs.folder import RunFolder
 from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
+from comity.safe_files import path_inside, write_atomically
 from comity.spec import parse_value
 from comity.studies.parallel import (
     Cost,
@@ -187,7 +187,7 @@ def tune(
             PlannedRun(
                 f"{name} seed {seed}" if len(seeds) > 1 else name,
                 experiment,
-                out / name / f"seed-{seed}",
+                path_inside(out, name, f"seed-{seed}"),
                 Cost.of(job),
             )
         )

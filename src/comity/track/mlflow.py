@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.names import display_name
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 from comity.track import require
 
 LINK = "mlflow.json"

@@ -157,6 +157,9 @@ def add_clipped(
     """Add `scale` times the sum of the records' gradients, each clipped to norm `clip`, to `into`,
     by parameter name.
 
+    A record whose gradient overflows adds nothing, so that one record cannot ruin the sum of the
+    others: zero is within every clipping bound, as the guarantee requires.
+
     A `tape` of these parameters can be passed, to be reused.
     """
     if not len(batch.y):
@@ -178,11 +181,25 @@ def add_clipped(
             *(g.flatten(1).square().sum(1) for g in whole.values()),
             *(layer.squares for layer in layers),
         ]
-        share = scale * clip / torch.stack(squares).sum(0).sqrt().clamp(min=clip)
+        norms = torch.stack(squares).sum(0).sqrt()
+        share = scale * clip / norms.clamp(min=clip)
+        overflowing = ~norms.isfinite()
+        if overflowing.any():
+            share = share.masked_fill(overflowing, 0)
+            whole = {name: _without(g, overflowing) for name, g in whole.items()}
+            for layer in layers:
+                layer.blank(overflowing)
         for name, g in whole.items():
             into[name].add_(torch.tensordot(share, g, dims=1))
         for layer in layers:
             layer.add([into[names[place]] for place in layer.places], share)
+
+
+def _without(rows: Tensor, records: Tensor) -> Tensor:
+    """The rows of a batch, with zeros for some of the records: even zero times infinity is not
+    finite.
+    """
+    return rows.masked_fill(records.view(-1, *[1] * (rows.dim() - 1)), 0)
 
 
 def per_record(loss: Loss, theta: Params, names: Sequence[str], batch: Batch) -> Params:
@@ -218,6 +235,10 @@ class _Linear:
         inputs, outputs = torch.linalg.vecdot(x, x), torch.linalg.vecdot(dy, dy)
         self.squares = outputs * inputs if bias is None else torch.addcmul(outputs, outputs, inputs)
 
+    def blank(self, records: Tensor) -> None:
+        """Set the gradients of some records to zero."""
+        self._x, self._dy = _without(self._x, records), _without(self._dy, records)
+
     def add(self, into: Sequence[Tensor], share: Tensor) -> None:
         """Add the sum of the records' gradients, weighted by `share`."""
         into[0].addmm_((self._dy * share[:, None]).t(), self._x)
@@ -238,6 +259,11 @@ class _Dense:
         self.squares = torch.linalg.vector_norm(self._weights, dim=1).square()
         if bias is not None:
             self.squares = self.squares + torch.linalg.vecdot(biases, biases)
+
+    def blank(self, records: Tensor) -> None:
+        """Set the gradients of some records to zero."""
+        self._weights = _without(self._weights, records)
+        self._biases = _without(self._biases, records)
 
     def add(self, into: Sequence[Tensor], share: Tensor) -> None:
         """Add the sum of the records' gradients, weighted by `share`."""

@@ -1,4 +1,6 @@
-"""Few bytes that stand for very many: refused before they fill the memory, or anybody's afternoon."""
+"""Decompression bombs: small files that unpack to many bytes are refused before they fill the
+memory.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,13 @@ IDX = b"\0\0\x08\x03" + b"\0\xff\xff\xff" * 3  # a picture file's header
 
 
 @pytest.fixture(autouse=True)
-def _little_is_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "FREELY_UNPACKED", 1_000_000)
     monkeypatch.setattr(images, "MOST_PIXELS", 1_000_000)
 
 
 def _tar(path: Path) -> None:
-    """A member that is passed over must be unpacked, too."""
+    """A member that is skipped must be unpacked, too."""
     with tarfile.open(path, "w:gz") as archive:
         member = tarfile.TarInfo("nothing")
         member.size = MANY
@@ -75,12 +77,12 @@ def test_blank_lines_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         formats.read_csv(tmp_path / "a.csv.gz")
 
 
-def test_what_packs_well_but_is_small_is_read(tmp_path: Path) -> None:
+def test_small_compressible_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x,y\n" + b"0,1\n" * 200_000))
     assert len(formats.read_csv(tmp_path / "a.csv.gz")) == 200_000
 
 
-def test_a_label_beyond_all_numbers(tmp_path: Path) -> None:
+def test_huge_label_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"a.png {'9' * 5000}\n", encoding="utf-8")
     with pytest.raises(UsageError, match="in line 1"):
         formats.read_image_list(tmp_path, tmp_path / "list.txt", 8)
@@ -89,7 +91,7 @@ def test_a_label_beyond_all_numbers(tmp_path: Path) -> None:
 
 
 def test_a_nul_byte_in_a_table(tmp_path: Path) -> None:
-    """numpy's text ends at one: the cell would lose what follows."""
+    """numpy's text ends at a NUL, so the cell would be truncated."""
     (tmp_path / "a.csv").write_bytes(b"x,y\n1\x00,2\n")
     with pytest.raises(UsageError, match="NUL byte in line 2"):
         formats.read_csv(tmp_path / "a.csv")

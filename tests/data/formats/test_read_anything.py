@@ -1,6 +1,4 @@
-"""Every reader, on files that are not there, not its own, or not whole: a refusal or a result, and
-nothing else.
-"""
+"""Every reader on missing, foreign and damaged files: it returns a result or refuses the file."""
 
 from __future__ import annotations
 
@@ -144,7 +142,7 @@ def test_other_files(reader: Any, other: bytes, tmp_path: Path, refuses: Any) ->
 
 
 def test_damage_anywhere(reader: Any, tmp_path: Path, refuses: Any) -> None:
-    """Some damage cannot be seen (a pixel of a bmp), but none may end in anything but a refusal."""
+    """Some damage cannot be detected (a pixel of a bmp); any other must be refused."""
     read, content = reader
     path, rng = tmp_path / "file", np.random.default_rng(1)
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: archives, folders, single files, and pickles that nobody trusts."""
+"""CIFAR-10 and CIFAR-100: archives, folders, single files, and untrusted pickles."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_other_lengths(name: str, words: str, root: Path, refuses: Any) -> None:
         read_uci_har(root)
 
 
-def test_what_is_not_there(root: Path, refuses: Any) -> None:
+def test_missing_files_are_refused(root: Path, refuses: Any) -> None:
     with refuses("nowhere", "no folder"):
         read_uci_har(root / "nowhere")
     (root / "test" / "y_test.txt").unlink()

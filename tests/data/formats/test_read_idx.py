@@ -63,7 +63,7 @@ def test_round_trip(
         (
             b"\0\0\x08\3" + b"\xff" * 12 + b"ab",
             "only 2",
-        ),  # claims more bytes than there are in the world
+        ),  # a huge claimed size
         (gzip.compress(GOOD, mtime=0)[:-9], "damaged"),
         (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "damaged"),
         (gzip.compress(b"", mtime=0), "not an IDX file"),

@@ -1,4 +1,4 @@
-"""Pictures: one, folders of them, lists of them."""
+"""Readers of images: single files, folders and lists."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class TestFolder:
             read_image_folder(folder, 4)
 
     @pytest.mark.parametrize("name", ["note.txt", "b.gif", "inner.d"])
-    def test_no_file_is_lost_unseen(self, name: str, folder: Path, refuses: Any) -> None:
+    def test_unknown_files_are_refused(self, name: str, folder: Path, refuses: Any) -> None:
         (folder / "cat" / name).write_text("hello")
         with refuses(folder / "cat" / name, "convert it or move it"):
             read_image_folder(folder, 4)
@@ -174,6 +174,6 @@ class TestList:
         with refuses("list.txt", "UTF-8"):
             read_image_list(tmp_path, tmp_path / "list.txt", 4)
 
-    def test_a_picture_that_is_not_there(self, tmp_path: Path, refuses: Any) -> None:
+    def test_missing_image_is_refused(self, tmp_path: Path, refuses: Any) -> None:
         with refuses("3.png", "There is no file"):
             self.read(tmp_path, "sketch/3.png 0")

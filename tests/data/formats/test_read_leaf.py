@@ -54,7 +54,7 @@ def test_every_byte_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "words"),
+    ("content_of_file", "words"),
     [
         ("{", "not json"),
         ("[" * 100_000, "not json"),
@@ -77,8 +77,8 @@ def test_every_byte_comes_back(tmp_path: Path) -> None:
         (content(u=(pixels(1), [0.5])), "label 0.5"),
     ],
 )
-def test_bad_files(held: Any, words: str, tmp_path: Path, refuses: Any) -> None:
-    path = write(tmp_path / "all_data_0.json", held)
+def test_bad_files(content_of_file: Any, words: str, tmp_path: Path, refuses: Any) -> None:
+    path = write(tmp_path / "all_data_0.json", content_of_file)
     with refuses(path, words):
         read_leaf(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Adult as UCI gives it."""
+"""The Adult dataset in the layout of UCI."""
 
 from __future__ import annotations
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from harness import succeed
 
 from comity.deploy.flare import hardening, startup_kits
 from comity.errors import UsageError
@@ -53,6 +56,27 @@ def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> Non
     with zipfile.ZipFile(request) as held:
         assert sorted(held.namelist()) == ["north.csr", "request.json", "site.yaml"]
         assert not any(b"PRIVATE" in held.read(name) for name in held.namelist())
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_a_site_s_folder_is_for_the_site_alone(
+    umask: int, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"west-{umask}"
+    monkeypatch.chdir(tmp_path)
+    np.savez(f"{name}.npz", x=np.zeros((40, 3), np.float32), y=np.arange(40) % 2)
+    before = os.umask(umask)
+    try:
+        succeed("deploy", "join", hub / startup_kits.INVITE, "--data", f"{name}.npz")
+        signed = startup_kits.approve(hub, tmp_path / f"{name}.request.zip")
+        fingerprint = startup_kits.Invite.load(hub / startup_kits.INVITE).fingerprint
+        startup_kits.accept(signed, tmp_path / name, fingerprint)
+    finally:
+        os.umask(before)
+    inside = list((tmp_path / name).rglob("*"))
+    assert {"site.toml", "x.npy", "dataset.json", "client.key"} <= {path.name for path in inside}
+    for path in (tmp_path / name, *inside):
+        assert not path.stat().st_mode & 0o077, path
 
 
 def test_a_root_is_not_made_twice(hub: Path) -> None:

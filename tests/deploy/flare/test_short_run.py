@@ -36,3 +36,8 @@ def test_real_sites_equal_loop(two_sites: Real, tmp_path: Path) -> None:
     assert warning_texts(order.summary(), "during") == []
     two_sites.check_same("scaffold", tmp_path / "run", model="mlp2(width=16)")
     two_sites.check_idle()
+    site = two_sites.site("north")
+    written = [site, *(site / "kit").rglob("*"), *(site / "runs").rglob("*")]
+    assert {"log.txt", "config.toml", "secret"} <= {path.name for path in site.rglob("*")}
+    for path in written:  # what FLARE writes there, too, is for the site alone
+        assert not path.lstat().st_mode & 0o077, path

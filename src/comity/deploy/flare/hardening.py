@@ -14,6 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from comity.safe_files import write_atomically
+
 CONTROLLER = "nvflare.collab.runtime.controller.CollabController"
 EXECUTOR = "nvflare.collab.runtime.executor.CollabExecutor"
 SERVER_APP = "comity.deploy.flare.apps.ServerApp"
@@ -115,7 +117,7 @@ def _require_signed_jobs(file: Path) -> None:
     """Require signed jobs explicitly, in place of FLARE's default."""
     content = json.loads(file.read_text(encoding="utf-8"))
     content["require_signed_jobs"] = True
-    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_atomically(file, json.dumps(content, indent=2) + "\n")
 
 
 def _permissions(granted: dict[str, dict[str, str]]) -> dict[str, Any]:
@@ -163,4 +165,4 @@ def _component(name: str, path: str, **args: Any) -> dict[str, Any]:
 
 
 def _write(kit: Path, name: str, content: dict[str, Any]) -> None:
-    (kit / "local" / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_atomically(kit / "local" / name, json.dumps(content, indent=2) + "\n")

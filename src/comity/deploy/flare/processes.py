@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,13 +23,14 @@ from cryptography import x509
 
 from comity.deploy.flare import needs_flare
 from comity.errors import ComityError, UsageError, describe_exit
+from comity.machine import signal_at_end_of_parent
+from comity.safe_files import PRIVATE_UMASK, make_private_folder, write_atomically
 
 if TYPE_CHECKING:
     import psutil
 
 FOLDER = "COMITY_SITES_FOLDER"  # as in `apps`, which only job processes import
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PID = "pid"  # the file in the kit with the process id of `run_server` or `run_site`
 
@@ -66,6 +66,7 @@ def run_site(folder: Path, kit: Path) -> None:
     """
     name = site_name(kit)
     check_certificate(kit, "client.crt")
+    make_private_folder(folder)  # earlier versions left it open to all users of the machine
     _run(
         folder,
         kit,
@@ -77,6 +78,7 @@ def run_site(folder: Path, kit: Path) -> None:
             "fed_client.json",
         ],
         [f"uid={name}"],
+        umask=PRIVATE_UMASK,
     )
 
 
@@ -122,7 +124,8 @@ def running(kit: Path) -> int | None:
         return None
 
 
-def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> None:
+def _run(folder: Path, kit: Path, command: list[str], settings: list[str], umask: int = -1) -> None:
+    """Run FLARE's process of a kit; `umask` is for the files that it creates (-1: the user's)."""
     needs_flare()
     import psutil
 
@@ -132,7 +135,7 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
     if (pid := running(kit)) is not None:
         raise UsageError(f"{kit} is running already, as process {pid}.")
     me = psutil.Process()
-    (kit / PID).write_text(f"{me.pid} {me.create_time()!r}\n", encoding="utf-8")
+    write_atomically(kit / PID, f"{me.pid} {me.create_time()!r}\n")
     settings = ["secure_train=true", "org=comity", "config_folder=", *settings]
     env = os.environ | {FOLDER: str(folder.resolve())}
     env.setdefault("OMP_NUM_THREADS", "1")
@@ -152,7 +155,8 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
             env=env,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_end_with_parent(),  # noqa: PLW1509 -- a single system call
+            umask=umask,
+            preexec_fn=signal_at_end_of_parent(signal.SIGKILL),  # noqa: PLW1509 -- a single system call
         )
         try:
             waiting = True
@@ -173,14 +177,6 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
             f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say"
             " why."
         )
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """A function that a new process calls in order to end with its parent; None except on Linux."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # loaded before the fork, after which little is safe
-    return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _adopt_orphans() -> None:

@@ -23,7 +23,12 @@ from typing import Any
 from comity.deploy.flare import needs_flare
 from comity.deploy.flare.hardening import harden_server, harden_site
 from comity.errors import ComityError, UsageError, quote
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import (
+    PRIVATE_UMASK,
+    close_to_others,
+    make_private_folder,
+    write_atomically,
+)
 
 ROOT = "root"  # in the operator's folder: the root's key, and a record of what was signed
 SERVER = "server"  # in the operator's folder: the server's kit
@@ -160,7 +165,7 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
             f"{folder} has a request already: send it again, or remove {folder / REQUEST} to make"
             " a new one."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     entry = {"name": name, "type": "client", "org": ORGANISATION}
     return _request(folder / REQUEST, invite.project, entry)
 
@@ -278,13 +283,14 @@ def _package(signed: Path, request: Path, fingerprint: str, to: Path) -> None:
         os.replace(result["output_dir"], to)
     finally:
         shutil.rmtree(built, ignore_errors=True)
-    os.chmod(to, 0o700)
+    close_to_others(to)  # FLARE lets everybody run its scripts
 
 
 def _nvflare(home: Path, *words: object) -> dict[str, Any]:
     """Run a command of FLARE and return its data.
 
-    Files that the command writes to the home directory go to `home`.
+    Files that the command writes to the home directory go to `home`. Only the user can read what it
+    writes.
     """
     command = [sys.executable, "-m", "nvflare.cli", *map(str, words), "--format", "json"]
     process = subprocess.run(
@@ -292,6 +298,7 @@ def _nvflare(home: Path, *words: object) -> dict[str, Any]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        umask=PRIVATE_UMASK,
         env=os.environ | {"HOME": str(home)},
         check=False,
     )

@@ -1,4 +1,6 @@
-"""A row of a paper's table that is, for each seed, the best of other rows on validation samples."""
+"""`best_of`: a row of a paper's table that is, for each seed, the best of other rows on validation
+samples.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import csv
 from pathlib import Path
 
 import pytest
-from harness import comity, one_sentence, works
+from harness import comity, one_sentence, succeed
 
 from comity import papers
 from comity.errors import ComityError, UsageError
@@ -64,10 +66,10 @@ algorithm = "solo"
 """
 
 
-def finished(
+def write_run(
     folder: Path, seed: int, rounds: int, validation: dict[int, list[float]], test: float = 0.0
 ) -> Outcome:
-    """A run with these validation accuracies by round, a party each."""
+    """Write a run with these validation accuracies: by round, one for each party."""
     folder.mkdir(parents=True)
     lines = ["round,party,split,metric,value"]
     for t, figures in validation.items():
@@ -77,57 +79,57 @@ def finished(
     return Outcome(folder, {"seed": seed, "rounds": rounds})
 
 
-def test_the_last_tenth_and_all_parties_alike_decide_not_test_samples(tmp_path: Path) -> None:
+def test_choice_averages_validation_accuracy_over_the_last_tenth_of_rounds(tmp_path: Path) -> None:
     early = {t: [0.9, 0.9] for t in range(1, 19)}
-    one = finished(
+    first = write_run(
         tmp_path / "one" / "seed-0", 0, 20, {**early, 19: [0.5, 0.7], 20: [0.4, 0.8]}, test=1.0
     )
-    two = finished(
+    second = write_run(
         tmp_path / "two" / "seed-0", 0, 20, {1: [0.1, 0.1], 19: [0.6, 0.7], 20: [0.5, 0.7]}
     )
-    assert validation_score(one.folder, 20) == pytest.approx(0.6)
-    assert validation_score(two.folder, 20) == pytest.approx(0.625)
-    assert best_run([one, two]) is two
-    same = finished(tmp_path / "three" / "seed-0", 0, 20, {19: [0.6, 0.7], 20: [0.5, 0.7]})
-    assert best_run([same, two]) is same  # of equals, the first
-    assert best_run([two, same]) is two
+    assert validation_score(first.folder, 20) == pytest.approx(0.6)
+    assert validation_score(second.folder, 20) == pytest.approx(0.625)
+    assert best_run([first, second]) is second
+    same = write_run(tmp_path / "three" / "seed-0", 0, 20, {19: [0.6, 0.7], 20: [0.5, 0.7]})
+    assert best_run([same, second]) is same  # the first of equal ones
+    assert best_run([second, same]) is second
 
 
-def test_each_seed_has_its_own_choice_and_only_seeds_that_all_have_count(tmp_path: Path) -> None:
+def test_choice_is_made_per_seed_that_all_candidates_have(tmp_path: Path) -> None:
     row = MethodRow(name="m", title="M", algorithm="solo", best_of=("a", "b"))
     runs = {
         name: [
-            finished(tmp_path / name / f"seed-{s}", s, 1, {1: [figure]})
+            write_run(tmp_path / name / f"seed-{s}", s, 1, {1: [figure]})
             for s, figure in enumerate(figures)
         ]
         for name, figures in {"a": (0.2, 0.9, 0.5), "b": (0.4, 0.3)}.items()
     }
-    made = choose_runs(
+    best = choose_runs(
         [row, MethodRow(name="a", title="A", algorithm="solo")],
-        {("run", name): mine for name, mine in runs.items()},
+        {("run", name): outcomes for name, outcomes in runs.items()},
     )
-    assert made == {("run", "m"): [runs["b"][0], runs["a"][1]]}
+    assert best == {("run", "m"): [runs["b"][0], runs["a"][1]]}
     assert (
-        describe_choice(row, made["run", "m"])
+        describe_choice(row, best["run", "m"])
         == "chosen on validation samples: b (seed 0), a (seed 1)"
     )
     assert describe_choice(row, []) == "not all of a, b were run"
 
 
 def test_without_validation_samples_nothing_is_chosen(tmp_path: Path) -> None:
-    run = finished(tmp_path / "a" / "seed-0", 0, 1, {})
+    run = write_run(tmp_path / "a" / "seed-0", 0, 1, {})
     with pytest.raises(
         UsageError, match="has no validation samples to choose by: validation must be more than 0"
     ):
         best_run([run, run])
 
 
-def test_a_chosen_row_from_end_to_end(tmp_path: Path) -> None:
+def test_best_of_row_of_a_reproduced_table(tmp_path: Path) -> None:
     path, out = tmp_path / "own.toml", tmp_path / "out"
     path.write_text(TABLE, encoding="utf-8")
-    works(
+    succeed(
         "reproduce", path, "--scale", "full", "--rows", "fedprox", "--seeds", "0,1", "--out", out
-    )  # candidates come with it
+    )  # its candidates are run as well
     cells = {
         (r["column"], r["row"]): r
         for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))
@@ -141,11 +143,11 @@ def test_a_chosen_row_from_end_to_end(tmp_path: Path) -> None:
     )
     assert (
         cells["both", "weak"]["seeds"] == cells["mean", "weak"]["seeds"]
-    )  # two parties are all of them
+    )  # there are no other parties
     assert cells["nobody", "weak"]["note"].startswith("There is no party called 'p7'")
     assert not (out / "digits" / "fedprox").exists()
     path.write_text(TABLE.replace("validation = 0.3", "validation = 0"), encoding="utf-8")
-    got = one_sentence(
+    message = one_sentence(
         comity(
             "reproduce", path, "--scale", "full", "--rows", "fedprox", "--out", tmp_path / "none"
         ),
@@ -153,15 +155,16 @@ def test_a_chosen_row_from_end_to_end(tmp_path: Path) -> None:
         2,
     )
     assert (
-        "The row fedprox is chosen on validation samples, so validation must be more than 0." in got
+        "The row fedprox is chosen on validation samples, so validation must be more than 0."
+        in message
     )
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("named", ['["weak"]', '["weak", "nobody"]', '["weak", "fedprox"]'])
-def test_candidates_are_two_or_more_other_rows(named: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("candidates", ['["weak"]', '["weak", "nobody"]', '["weak", "fedprox"]'])
+def test_candidates_are_two_or_more_other_rows(candidates: str, tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
-    path.write_text(TABLE.replace('["weak", "strong"]', named), encoding="utf-8")
+    path.write_text(TABLE.replace('["weak", "strong"]', candidates), encoding="utf-8")
     with pytest.raises(
         ComityError,
         match="best_of of fedprox must name two or more other rows that are runs themselves",

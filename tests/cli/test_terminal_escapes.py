@@ -1,5 +1,5 @@
-"""Whatever names hold, a terminal shows it and obeys none of it: no markup, no escape codes, no
-lines that are not ours.
+"""Texts of users and files are escaped on a terminal: no markup, no escape codes, no additional
+lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Ended, Nursery, comity, complaint, on_terminal, one_sentence, works
+from harness import CommandResult, Nursery, comity, complaint, on_terminal, one_sentence, succeed
 
 from comity.charts.curves import Curves
 from comity.cli import screen, text_plot
@@ -37,58 +37,60 @@ SMALL = (
     "loop",
 )
 NASTY = "[/red][bold]\x1b]0;title\x07\x1b[2J\x9b31m\x00\x7f\u202e:smile:"
-SEEN = r"[/red][bold]\x1b]0;title\x07\x1b[2J\x9b31m\x00\x7f\u202e:smile:"
+NASTY_ESCAPED = r"[/red][bold]\x1b]0;title\x07\x1b[2J\x9b31m\x00\x7f\u202e:smile:"
 PATH = NASTY.replace("\x00", "")
-NAME = PATH.replace("/", "")  # that a file can have
+NAME = PATH.replace("/", "")  # as a file name
 LINES = f"{NASTY}\r\nfedavg: accuracy 100.0%\u2028"
 
 
-def shown(ended: Ended) -> str:
-    """All that a command wrote, in which a terminal finds nothing to obey but the ends of lines."""
-    text = ended.out + ended.err
+def printable_output(result: CommandResult) -> str:
+    """All output of a command; it must have no control characters except line breaks."""
+    text = result.out + result.err
     bad = {c for c in text if not c.isprintable() and c != "\n"}
     assert not bad, f"{bad} in {text!r}"
-    assert "\nfedavg: accuracy 100.0%" not in text, "a line that is not ours"
+    assert "\nfedavg: accuracy 100.0%" not in text, "a text added a line"
     return text
 
 
-OBEDIENT = "\x00\x07\x08\n\r\t\x1b\x7f\x85\x9b\u200f\u202e\u2028\u2066\ufeff\ud800"
+CONTROL_CHARACTERS = "\x00\x07\x08\n\r\t\x1b\x7f\x85\x9b\u200f\u202e\u2028\u2066\ufeff\ud800"
 
 
-@pytest.mark.parametrize("c", OBEDIENT, ids=ascii)
-def test_characters(c: str) -> None:
+@pytest.mark.parametrize("c", CONTROL_CHARACTERS, ids=ascii)
+def test_control_characters_are_escaped(c: str) -> None:
     assert escape_terminal(f"a{c}b") == "a" + repr(c)[1:-1] + "b"
     assert escape_terminal(escape_terminal(c)) == escape_terminal(c)
     assert escape_terminal(c).isprintable()
 
 
-def test_text_stays_what_it_is() -> None:
+def test_printable_text_is_unchanged() -> None:
     for text in ("", "north", "größer 方法 😀", "C:\\new [red] :smile:", "it's"):
         assert escape_terminal(text) == text
 
 
-# --- Names that are typed ---------------------------------------------------------------------------------------------
+# --- Names on the command line ----------------------------------------------------------------------------------------
 
 
 def test_a_folders_name_is_no_markup(here: Path) -> None:
-    assert "The run is in o[/red]" in works("run", "fedavg", *SMALL, "--out", "o[/red]").out
-    assert "The run is in o[/red]" in works("resume", "o[/red]").out
-    works("report", "o[/red]", "--quick")
+    assert "The run is in o[/red]" in succeed("run", "fedavg", *SMALL, "--out", "o[/red]").out
+    assert "The run is in o[/red]" in succeed("resume", "o[/red]").out
+    succeed("report", "o[/red]", "--quick")
 
 
 @pytest.mark.usefixtures("without_onnx")
-def test_folders(here: Path) -> None:
-    """A run's own, and those of a comparison and an export."""
+def test_folder_names_are_escaped(here: Path) -> None:
+    """In the output of run, resume, watch, report and export."""
     out = here / NAME
-    seen = escape_terminal(NAME)
-    assert seen in shown(works("run", "fedavg", *SMALL, "--out", out))
-    assert seen in shown(works("resume", out))
-    assert seen in shown(works("watch", out.parent, "--once"))
-    assert seen in shown(works("report", out, "--quick"))
-    assert seen in shown(works("export", out, "--party", "p0"))
-    assert seen in shown(comity("run", "fedavg", *SMALL, "--out", out))
+    escaped_name = escape_terminal(NAME)
+    assert escaped_name in printable_output(succeed("run", "fedavg", *SMALL, "--out", out))
+    assert escaped_name in printable_output(succeed("resume", out))
+    assert escaped_name in printable_output(succeed("watch", out.parent, "--once"))
+    assert escaped_name in printable_output(succeed("report", out, "--quick"))
+    assert escaped_name in printable_output(succeed("export", out, "--party", "p0"))
+    assert escaped_name in printable_output(comity("run", "fedavg", *SMALL, "--out", out))
     (out / "summary.json").unlink()
-    assert seen in shown(works("watch", out, "--once")), "how to go on"
+    assert escaped_name in printable_output(succeed("watch", out, "--once")), (
+        "the command to resume"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,13 +126,13 @@ def test_folders(here: Path) -> None:
         ("run", "fedavg", "--track", PATH),
     ],
 )
-def test_sentences(args: tuple[str, ...], here: Path) -> None:
-    ended = comity(*args)
-    one_sentence(ended, 1, 2)
-    shown(ended)
+def test_error_messages_are_escaped(args: tuple[str, ...], here: Path) -> None:
+    result = comity(*args)
+    one_sentence(result, 1, 2)
+    printable_output(result)
 
 
-# --- Names that files hold --------------------------------------------------------------------------------------------
+# --- Names in files ---------------------------------------------------------------------------------------------------
 
 DATA = """
 import numpy as np, torch
@@ -147,38 +149,38 @@ def load():
 
 
 @pytest.mark.usefixtures("without_onnx")
-def test_a_dataset(here: Path) -> None:
+def test_texts_of_a_dataset_are_escaped(here: Path) -> None:
     Path("nasty_data.py").write_text(
         f"NASTY, LINES = {NASTY!r}, {LINES!r}\n{DATA}", encoding="utf-8"
     )
     how = ("--data", "./nasty_data.py", "--model", "linear", "--rounds", "2", "--engine", "loop")
-    assert SEEN in shown(works("data", "inspect", *how[:2]))
-    assert SEEN in shown(works("data", "prepare", "./nasty_data.py"))
-    assert SEEN in shown(works("run", "fedavg", *how, "--out", "out"))
-    shown(works("watch", "out", "--once"))
-    shown(works("compare", "fedavg", *how, "--leave-one-out", "--out", "c"))
-    shown(works("report", "c", "--table", "markdown"))
-    works("export", "out", "--party", "south", "--out", "model")
+    assert NASTY_ESCAPED in printable_output(succeed("data", "inspect", *how[:2]))
+    assert NASTY_ESCAPED in printable_output(succeed("data", "prepare", "./nasty_data.py"))
+    assert NASTY_ESCAPED in printable_output(succeed("run", "fedavg", *how, "--out", "out"))
+    printable_output(succeed("watch", "out", "--once"))
+    printable_output(succeed("compare", "fedavg", *how, "--leave-one-out", "--out", "c"))
+    printable_output(succeed("report", "c", "--table", "markdown"))
+    succeed("export", "out", "--party", "south", "--out", "model")
     assert set(load(Path("model")).class_names) == {
         NASTY,
         LINES,
         "c",
-    }, "for programs they are what they are"
+    }, "the saved names are escaped"
     np.save("new.npy", np.zeros((1, 4)))
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "model/predict.py", "new.npy"], capture_output=True, text=True, check=True
     )
-    assert SEEN in done.stdout
-    assert done.stdout.replace("\n", "").isprintable()
+    assert NASTY_ESCAPED in result.stdout
+    assert result.stdout.replace("\n", "").isprintable()
 
 
-def complaint_of(*args: str) -> Ended:
-    ended = comity(*args)
-    complaint(ended, 1, 2)
-    return ended
+def failed_command(*args: str) -> CommandResult:
+    result = comity(*args)
+    complaint(result, 1, 2)
+    return result
 
 
-MINE = '''"""TITLE"""
+METHOD = '''"""TITLE"""
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 
@@ -192,24 +194,28 @@ class MineAccounting(Mine.accounting_class):
 '''
 
 
-def test_a_method(here: Path) -> None:
-    """Its card, its warnings, and what it says when it fails."""
+def test_texts_of_a_method_are_escaped(here: Path) -> None:
+    """Its card, its warnings and its errors."""
     Path("nasty_method.py").write_text(
-        MINE.replace("TITLE", "Mine.\n\n\\x1b[2J").replace("WORDS", repr(LINES)), encoding="utf-8"
+        METHOD.replace("TITLE", "Mine.\n\n\\x1b[2J").replace("WORDS", repr(LINES)), encoding="utf-8"
     )
-    card = shown(works("show", "./nasty_method.py"))
+    card = printable_output(succeed("show", "./nasty_method.py"))
     assert card.startswith("Mine.\n \\x1b[2J\n")
-    assert "Warning: " in shown(works("run", "./nasty_method.py", *SMALL, "--out", "out"))
+    assert "Warning: " in printable_output(
+        succeed("run", "./nasty_method.py", *SMALL, "--out", "out")
+    )
     Path("nasty_failure.py").write_text(f"raise ValueError({LINES!r})", encoding="utf-8")
-    shown(complaint_of("run", "./nasty_failure.py", *SMALL))
-    assert "\\x1b" in shown(works("tune", "fedprox", "--grid", "mu=0.1,1", *SMALL, "--out", NAME))
+    printable_output(failed_command("run", "./nasty_failure.py", *SMALL))
+    assert "\\x1b" in printable_output(
+        succeed("tune", "fedprox", "--grid", "mu=0.1,1", *SMALL, "--out", NAME)
+    )
 
 
 @pytest.fixture
-def gift(tmp_path: Path) -> Path:
-    """A run's folder that somebody else has written to."""
+def foreign_run(tmp_path: Path) -> Path:
+    """A run's folder whose files have nasty texts from somebody else."""
     folder = tmp_path / "gift"
-    works("run", "fedavg", *SMALL, "--out", folder)
+    succeed("run", "fedavg", *SMALL, "--out", folder)
     for path in folder.glob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:
             table = [[LINES if cell == "p1" else cell for cell in row] for row in csv.reader(file)]
@@ -227,9 +233,9 @@ def gift(tmp_path: Path) -> Path:
             flags=re.MULTILINE,
         )
     (folder / "config.toml").write_text(text, encoding="utf-8")
-    told = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    content = json.loads((folder / "env.json").read_text(encoding="utf-8"))
     (folder / "env.json").write_text(
-        json.dumps(told | {"config": digest(text), "comity": LINES}), encoding="utf-8"
+        json.dumps(content | {"config": digest(text), "comity": LINES}), encoding="utf-8"
     )
     return folder
 
@@ -246,52 +252,54 @@ LOOKS = (
 
 @pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("args", LOOKS)
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_strangers_folder(args: tuple[str, ...], finished: bool, gift: Path) -> None:
-    if not finished:
-        (gift / "summary.json").unlink()
-    text = shown(comity(args[0], gift, *args[1:]))
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_texts_of_a_foreign_run_are_escaped(
+    args: tuple[str, ...], is_finished: bool, foreign_run: Path
+) -> None:
+    if not is_finished:
+        (foreign_run / "summary.json").unlink()
+    text = printable_output(comity(args[0], foreign_run, *args[1:]))
     if args[0] == "watch":
-        assert SEEN in text
+        assert NASTY_ESCAPED in text
 
 
-def test_a_strangers_folder_among_others(gift: Path, tmp_path: Path) -> None:
-    shutil.copytree(gift, tmp_path / NAME)
-    assert escape_terminal(NAME) in shown(works("watch", tmp_path, "--once"))
-    shown(works("report", tmp_path, "--table", "markdown"))
+def test_texts_of_a_foreign_run_among_others_are_escaped(foreign_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(foreign_run, tmp_path / NAME)
+    assert escape_terminal(NAME) in printable_output(succeed("watch", tmp_path, "--once"))
+    printable_output(succeed("report", tmp_path, "--table", "markdown"))
 
 
 # --- On a terminal ----------------------------------------------------------------------------------------------------
 
-OBEYED = ("\x1b]0;", "\x1b[2J", "\x9b", "\x07", "\u202e", "\x00")
+CONTROL_CODES = ("\x1b]0;", "\x1b[2J", "\x9b", "\x07", "\u202e", "\x00")
 
 
-def test_on_a_terminal(nursery: Nursery, gift: Path, tmp_path: Path) -> None:
-    """Bars, curves and colours are there; what names hold is text."""
+def test_terminal_output_is_escaped(nursery: Nursery, foreign_run: Path, tmp_path: Path) -> None:
+    """Colours and cursor movements are Comity's own; those of names are escaped."""
     (tmp_path / f"{NAME}.py").write_text(
-        MINE.replace("TITLE", "Mine.").replace("WORDS", repr(LINES)), encoding="utf-8"
+        METHOD.replace("TITLE", "Mine.").replace("WORDS", repr(LINES)), encoding="utf-8"
     )
     for args in (
         ("run", tmp_path / f"{NAME}.py", *SMALL, "--out", tmp_path / NAME),
-        ("watch", gift),
+        ("watch", foreign_run),
         ("watch", tmp_path, "--once"),
     ):
         code, text = on_terminal(nursery, *args, columns=200)
         assert code == 0, text
         assert "\x1b[" in text, "colours"
-        assert not [bad for bad in OBEYED if bad in text], repr(text)
+        assert not [bad for bad in CONTROL_CODES if bad in text], repr(text)
         assert r"\x1b]0;title\x07" in text
 
 
-def test_curves() -> None:
+def test_legend_of_curves_is_escaped() -> None:
     rows = text_plot.draw(
         Curves("mean accuracy", {NASTY: {0: 0.1, 1: 0.5}, LINES: {0: 0.2, 1: 0.6}})
     )
     assert all(row.plain.isprintable() for row in rows)
 
 
-def test_every_console_is_the_screens() -> None:
-    """Nobody else makes one, and nobody prints what may hold names but through `escape_terminal`."""
+def test_only_screen_makes_consoles_and_prints_are_escaped() -> None:
+    """No other module makes a Console, and prints of names go through `escape_terminal`."""
     folder = Path(screen.__file__).parent
     for path in folder.glob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -306,8 +314,8 @@ def test_every_console_is_the_screens() -> None:
                 assert re.search(ours, source), f"{path.name}: {source}"
 
 
-def test_names_that_are_no_text(here: Path) -> None:
-    """A file's name may be bytes that are none of Unicode's: they are shown, too."""
+def test_undecodable_folder_name_is_escaped(here: Path) -> None:
+    """A file name may have bytes that are not Unicode; they are printed escaped."""
     name = os.fsdecode(b"bytes-\xff")
-    assert "bytes-\\udcff" in shown(works("run", "fedavg", *SMALL, "--out", name))
-    assert "bytes-\\udcff" in shown(comity("run", "fedavg", *SMALL, "--out", name))
+    assert "bytes-\\udcff" in printable_output(succeed("run", "fedavg", *SMALL, "--out", name))
+    assert "bytes-\\udcff" in printable_output(comity("run", "fedavg", *SMALL, "--out", name))

@@ -1,5 +1,5 @@
-"""What a person reads when parties were silent or diverged: on the screen, in the tables, on the
-page.
+"""Warnings about parties that missed calls or diverged: on the screen, in the tables and in the
+report.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness import comity, works
+from harness import comity, succeed
 
 from comity.reporting.sections.absences import format_spans
 
@@ -34,8 +34,8 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_says_who_was_not_heard(plan: Path, tmp_path: Path) -> None:
-    said = works(
+def test_run_warns_of_missed_calls_and_discarded_replies(plan: Path, tmp_path: Path) -> None:
+    output = succeed(
         "run",
         "fedavg",
         *SMALL,
@@ -46,27 +46,28 @@ def test_a_run_says_who_was_not_heard(plan: Path, tmp_path: Path) -> None:
         "--out",
         tmp_path / "run",
     ).out
-    assert "Warning: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
+    assert "Warning: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in output
     assert (
         "Warning: Replies that were left out, as their values are not finite: p2 3; a smaller lr"
-        " may help." in said
+        " may help." in output
     )
-    assert "Warning: Not heard at the end: p1 (its accuracy is that of round 2)." in said
-    again = works("resume", tmp_path / "run").out
+    assert "Warning: Not heard at the end: p1 (its accuracy is that of round 2)." in output
+    again = succeed("resume", tmp_path / "run").out
     assert "Calls that were missed" in again, "a finished run says it again"
 
 
-def test_a_comparison_marks_whom_to_doubt(
+def test_comparison_marks_methods_with_warnings(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("comity.reporting.sections.space.SAMPLES", 24)
-    said = works(
+    output = succeed(
         "compare", "fedavg", *SMALL, "--absent", plan, "--report", "--out", tmp_path / "both"
     ).out
-    assert "fedavg *" in said
-    assert "*: see the warnings." in said
+    assert "fedavg *" in output
+    assert "*: see the warnings." in output
     assert (
-        "Warning: fedavg, seed 0: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
+        "Warning: fedavg, seed 0: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)."
+        in output
     )
     rows = json.loads((tmp_path / "both" / "comparison.json").read_text())["rows"]
     assert any("Not heard at the end: p1" in text for text in rows[1]["caveats"])
@@ -76,37 +77,39 @@ def test_a_comparison_marks_whom_to_doubt(
     assert "lost: it was called, but no reply came" in page
 
 
-def test_a_comparison_in_which_all_were_heard_has_no_mark(tmp_path: Path) -> None:
-    said = works("compare", "fedavg", *SMALL, "--no-report", "--out", tmp_path / "both").out
-    assert "*" not in said.replace("±", "")
+def test_comparison_without_absences_has_no_mark(tmp_path: Path) -> None:
+    output = succeed("compare", "fedavg", *SMALL, "--no-report", "--out", tmp_path / "both").out
+    assert "*" not in output.replace("±", "")
     assert not list((tmp_path / "both").rglob("absences.csv"))
 
 
-def test_tuning_says_which_points_diverged(tmp_path: Path) -> None:
-    said = works("tune", "fedavg", *SMALL, "--grid", "lr=0.05,1e25", "--out", tmp_path / "grid").out
+def test_tune_warns_of_diverged_points(tmp_path: Path) -> None:
+    output = succeed(
+        "tune", "fedavg", *SMALL, "--grid", "lr=0.05,1e25", "--out", tmp_path / "grid"
+    ).out
     assert (
         "Warning: lr=1e+25, seed 0: Replies that were left out, as their values are not finite: p0"
-        " 3, p1 3, p2 3" in said
+        " 3, p1 3, p2 3" in output
     )
     assert (
         "Warning: lr=1e+25, seed 0: Rounds 1, 2, 3 did not count: no party answered local in"
-        " round 1." in said
+        " round 1." in output
     )
-    assert "lr=0.05, seed" not in said
+    assert "lr=0.05, seed" not in output
 
 
-def test_tuning_needs_a_round_in_which_all_were_heard(tmp_path: Path) -> None:
+def test_tune_fails_without_a_round_of_all_parties(tmp_path: Path) -> None:
     plan = tmp_path / "plan.csv"
     plan.write_text("party,round\np0,*\n", encoding="utf-8")
-    ended = comity(
+    result = comity(
         "tune", "fedavg", *SMALL, "--grid", "lr=0.05", "--absent", plan, "--out", tmp_path / "grid"
     )
-    assert ended.code == 1
-    assert "was everybody heard: there is nothing to choose by" in ended.err
+    assert result.code == 1
+    assert "was everybody heard: there is nothing to choose by" in result.err
 
 
 def test_a_run_that_stops_names_the_party(tmp_path: Path) -> None:
-    ended = comity(
+    result = comity(
         "run",
         "fedavg",
         *SMALL,
@@ -117,12 +120,14 @@ def test_a_run_that_stops_names_the_party(tmp_path: Path) -> None:
         "--out",
         tmp_path / "run",
     )
-    assert ended.code == 1
-    assert "p2 has values that are not finite in round 1" in ended.err
+    assert result.code == 1
+    assert "p2 has values that are not finite in round 1" in result.err
 
 
-def test_a_ruined_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing ruined is kept any more; but a folder may hold one."""
+def test_model_with_nan_weights_is_not_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs no longer save such a model, but a folder may contain one."""
     import torch
 
     from comity.errors import ComityError
@@ -131,13 +136,17 @@ def test_a_ruined_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.Monk
     from comity.studies.export import export
     from comity.wire.codec import decode, encode
 
-    works("run", "fedavg", *SMALL, "--out", tmp_path / "run")
+    succeed("run", "fedavg", *SMALL, "--out", tmp_path / "run")
     job = reopen(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     result = Result(tmp_path / "run", job, summary)
-    whole = result.model("p0")
-    ruined = {k: torch.full_like(v, float("nan")) for k, v in decode(encode(whole.theta)).items()}
-    monkeypatch.setattr(Result, "model", lambda self, party: replace(whole, theta=ruined))
+    sound_model = result.model("p0")
+    nan_weights = {
+        k: torch.full_like(v, float("nan")) for k, v in decode(encode(sound_model.theta)).items()
+    }
+    monkeypatch.setattr(
+        Result, "model", lambda self, party: replace(sound_model, theta=nan_weights)
+    )
     with pytest.raises(
         ComityError, match=r"The model of p0 is not exported: theta\..* is not finite"
     ):
@@ -145,16 +154,16 @@ def test_a_ruined_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_has_run_away_is_doubted(tmp_path: Path) -> None:
-    """A linear model does not overflow so soon: its weights are huge, and so is everybody's loss."""
+def test_run_warns_of_a_huge_loss(tmp_path: Path) -> None:
+    """A linear model does not overflow as fast: its weights and the loss of all parties are huge."""
     flat = [*SMALL[:5], "linear", *SMALL[6:]]
-    said = works("run", "fedavg", *flat, "--party", "p2.lr=1e20", "--out", tmp_path / "run").out
+    output = succeed("run", "fedavg", *flat, "--party", "p2.lr=1e20", "--out", tmp_path / "run").out
     assert (
         "Warning: The loss of p0, p1, p2 is not finite, or beyond a million; try a smaller lr."
-        in said
+        in output
     )
 
 
-def test_rounds_in_few_words() -> None:
+def test_format_spans() -> None:
     assert format_spans({3}) == "3"
     assert format_spans({1, 2, 3, 7, 9, 10}) == "1-3, 7, 9-10"

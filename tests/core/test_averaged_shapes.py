@@ -1,5 +1,5 @@
-"""Models that are averaged have the same names, shapes and kinds: torch alone would broadcast, or
-leave out.
+"""Averaged models must have the same names, shapes and dtypes: torch alone would broadcast, or drop
+tensors.
 """
 
 from __future__ import annotations
@@ -34,25 +34,23 @@ FIRST: Params = {"w": torch.ones(10), "n": torch.tensor(3)}
         ({}, "n is missing"),
     ],
 )
-def test_a_model_unlike_the_first_is_refused(other, why):
+def test_model_with_other_tensors_is_refused(other, why):
     with pytest.raises(ComityError, match=why):
         average({0: FIRST, 1: other}, {0: 1.0, 1: 1.0})
     with pytest.raises(ComityError, match=f"p3's reply does not fit the others: {why}"):
         check_like(other, FIRST, "p3's reply")
 
 
-def test_a_reply_that_would_be_broadcast_ends_the_run(monkeypatch):
-    """A party sends one number where ten are expected: the mean of ten and one would look like a
-    model.
-    """
+def test_reply_with_a_shorter_tensor_ends_the_run(monkeypatch):
+    """A party sends one value where ten are expected; a broadcast mean would look like a model."""
     averaged = FedAvg.train_and_share
 
     async def short(
-        self: FedAvg, mine: Params, m: Model, party: Party, key: Key
+        self: FedAvg, state: Params, m: Model, party: Party, key: Key
     ) -> tuple[Params, Model]:
-        mine, reply = await averaged(self, mine, m, party, key)
+        state, reply = await averaged(self, state, m, party, key)
         bias = reply.theta["fc.bias"]
-        return mine, Model(reply.theta | {"fc.bias": bias[: 1 if party.id == 2 else None]})
+        return state, Model(reply.theta | {"fc.bias": bias[: 1 if party.id == 2 else None]})
 
     monkeypatch.setattr(FedAvg, "train_and_share", short)
     data = (torch.randn(20, 4), torch.arange(20) % 10)

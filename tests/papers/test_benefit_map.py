@@ -1,6 +1,4 @@
-"""The map of when a method helps: its rules by hand, and a page and a picture that say what the
-figures say.
-"""
+"""The benefit map: its rules, its page and its picture."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ ROWS = {row.name: row for row in TABLE.rows}
 def reproduction_of(
     figures: Mapping[str, Mapping[str, tuple[Sequence[float], int]]],
 ) -> Reproduction:
-    """A reproduction of the map with these figures, a seed each, and bytes: by column and row."""
+    """A reproduction of the map with these figures (one per seed) and bytes, by column and row."""
     columns = {column.name: column for column in TABLE.columns}
     cells = [
         Cell(
@@ -67,7 +65,7 @@ EXAMPLE = reproduction_of(
 )
 
 
-def test_a_gain_is_paired_by_seed_with_students_interval() -> None:
+def test_gain_is_paired_by_seed_with_student_t_interval() -> None:
     gain = MethodGain("x", {0: 75.0, 1: 76.2, 2: 76.9}, {0: 70.0, 1: 71.0, 2: 72.0}, 0)
     # differences 5.0, 5.2, 4.9: mean 5.0333, deviation 0.15275; 4.3027 * 0.15275 / sqrt(3) = 0.3795
     assert gain.text == "**+5.0 ± 0.4**"
@@ -76,28 +74,28 @@ def test_a_gain_is_paired_by_seed_with_students_interval() -> None:
     assert MethodGain("x", {2: 62.0, 1: 61.5, 0: 60.0}, gain.solo, 0).sign == -1
 
 
-def test_one_seed_is_never_clear() -> None:
+def test_gain_of_one_seed_has_no_sign() -> None:
     gain = MethodGain("x", {0: 99.0}, {0: 1.0}, 0)
     assert gain.sign == 0
     assert gain.text == "+98.0"
 
 
-def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
-    here = benefit_map.places(EXAMPLE)
-    small = here["plane-10-0.05"]
+def test_best_and_cheapest_method_of_a_place() -> None:
+    places = benefit_map.places(EXAMPLE)
+    small = places["plane-10-0.05"]
     assert small.best
     assert small.cheapest
     assert (small.best.method, small.cheapest.method) == ("Fed-SPS", "relay")
-    five = here["parties-5"]  # relay clearly helps, but clearly less
+    five = places["parties-5"]  # relay clearly helps, but clearly less than FedAvg
     assert five.best
     assert five.cheapest
     assert five.best.method == five.cheapest.method == "FedAvg"
     assert five.best.bytes == 1000 / 5
-    assert here["plane-100-10"].best is None
-    assert here["plane-100-10"].cheapest is None
+    assert places["plane-100-10"].best is None
+    assert places["plane-100-10"].cheapest is None
 
 
-def test_the_page_says_it() -> None:
+def test_page_of_the_map() -> None:
     text = benefit_map.page(EXAMPLE)
     assert (
         "| 10 samples, alpha 0.05 | 200 × 10 | 71.0 | **-9.9 ± 1.0** | **+5.0 ± 0.4** | **+5.0 ±"
@@ -109,7 +107,7 @@ def test_the_page_says_it() -> None:
     assert "## Digits" not in text
 
 
-def test_the_picture_is_a_map_a_method() -> None:
+def test_picture_has_a_map_for_each_method() -> None:
     svg = benefit_map.picture(EXAMPLE)
     texts = [
         node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
@@ -120,7 +118,7 @@ def test_the_picture_is_a_map_a_method() -> None:
     assert svg == benefit_map.picture(EXAMPLE)
 
 
-def test_colours_tell_help_from_harm() -> None:
+def test_colours_of_gains_and_losses() -> None:
     assert benefit_map.colour(0) == "#ffffff"
     assert benefit_map.colour(benefit_map.MOST) == benefit_map.colour(99) == "#2166ac"
     assert benefit_map.colour(-99) == "#d95f02"
@@ -142,5 +140,5 @@ def test_every_slice_names_columns_of_the_map() -> None:
     assert by_column["plane-300-0.05"].at == (300, 0.05)
 
 
-def test_files_are_called_by_their_purpose() -> None:
+def test_file_names() -> None:
     assert set(pages.files(EXAMPLE)) == {"when-it-helps.md", "when-it-helps.svg"}

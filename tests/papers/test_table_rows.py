@@ -1,7 +1,7 @@
-"""Every row of every table runs: at its smallest scale, on embedded data. What several tables ask
-for alike is run once.
+"""Every row of every table runs at its smallest scale, on embedded data. Settings that several
+tables share are run once.
 
-All of it is `long`: `make test` has a table of each paper (tests/cli/test_reproduce.py).
+The runs are marked `long`: `make test` has one table of each paper (tests/cli/test_reproduce.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from comity.runs.server_run import Quiet
 
 
 def rows() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What a row of a table asks for, by a name; the same settings only once, whoever asks."""
+    """The settings of all rows by name; equal settings only once."""
     settings_of_rows = set()
     for name in papers.names():
         table = papers.table(name)
@@ -42,7 +42,7 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
 ROWS = dict(rows())
 
 
-def test_no_row_is_without_its_method() -> None:
+def test_method_of_every_row_is_implemented() -> None:
     assert not [
         text
         for text in {settings["algorithm"] for settings in ROWS.values()}
@@ -52,7 +52,7 @@ def test_no_row_is_without_its_method() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ROWS)
-def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMITY_DATA", raising=False)
     settings_to_run = experiment({**ROWS[name], "engine": "loop"})
     summary = start(

@@ -1,6 +1,4 @@
-"""At the edges: a machine that has too little of something, signals from the first moment, values
-beyond all measure.
-"""
+"""Limits: signals during the start, too few descriptors, too little memory, and extreme values."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import SMALL, Ended, Nursery, comity, complaint, one_sentence
+from harness import SMALL, CommandResult, Nursery, comity, complaint, one_sentence
 
 from comity import algorithms, models
 from comity.base.key import Key
@@ -58,7 +56,7 @@ sys.exit(main())
 def test_a_signal_while_modules_are_imported(
     which: signal.Signals, module: str, tmp_path: Path
 ) -> None:
-    """tests/soak/interrupts.py does it at random moments."""
+    """tests/soak/interrupts.py sends signals at random moments."""
     command = [
         sys.executable,
         "-c",
@@ -70,10 +68,10 @@ def test_a_signal_while_modules_are_imported(
         "--out",
         "run",
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
     )
-    one_sentence(Ended(done.returncode, done.stdout, done.stderr), 128 + which)
+    one_sentence(CommandResult(result.returncode, result.stdout, result.stderr), 128 + which)
     assert not (tmp_path / "run").exists()
 
 
@@ -92,7 +90,7 @@ PROCESS = (
 
 
 def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> None:
-    """A terminal sends Ctrl-C to a worker, too, before it has come to its first line."""
+    """A terminal sends Ctrl-C to workers, too, even before they execute their first line."""
     (tmp_path / "mine.py").write_text(
         "import os, signal\nfrom multiprocessing.process import BaseProcess\nfrom comity.data"
         " import load as known\nrun = BaseProcess.run\ndef interrupted(self):\n   "
@@ -100,19 +98,19 @@ def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> N
         " load():\n    return known('digits')\n",
         encoding="utf-8",
     )
-    ended = nursery.run(
+    result = nursery.run(
         "run", "fedavg", "--data", "./mine.py", *PROCESS, "--out", "run", cwd=str(tmp_path)
     )
-    assert ended.code == 0, ended.err
-    assert "Traceback" not in ended.err
+    assert result.code == 0, result.err
+    assert "Traceback" not in result.err
 
 
-# --- Too little of something ------------------------------------------------------------------------------------------
+# --- Too few resources ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [10, 24])
 def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> None:
-    ended = nursery.run(
+    result = nursery.run(
         "run",
         "fedavg",
         *PROCESS[:3],
@@ -122,69 +120,69 @@ def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> No
         tmp_path / "run",
         descriptors=count,
     )
-    if ended.code:
-        said = complaint(ended, 1)
-        assert f"too few file descriptors (ulimit -n says {count})" in said
+    if result.code:
+        message = complaint(result, 1)
+        assert f"too few file descriptors (ulimit -n says {count})" in message
     else:
         assert count > 10, "three workers need more"
 
 
 def test_a_message_whose_descriptor_was_dropped_is_not_read() -> None:
-    """The system drops a descriptor that there is no room for without a word: then the tensors are
-    not there.
+    """The system silently drops a descriptor beyond the limit; the tensors of such a message are
+    missing.
     """
-    here, there = Channel.pair()
-    here.send({"w": torch.ones(4)})
+    sender, receiver = Channel.pair()
+    sender.send({"w": torch.ones(4)})
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            there.receive()
+            receiver.receive()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        here.close()
-        there.close()
+        sender.close()
+        receiver.close()
 
 
 @pytest.mark.parametrize("engine", ["loop", "process"])
 def test_too_little_memory(engine: str, nursery: Nursery, tmp_path: Path) -> None:
     args = (*SMALL[:-1], engine, "--model", "mlp2(width=5000)")
-    ended = nursery.run("run", "fedavg", *args, "--out", tmp_path / "run", memory=150_000_000)
-    assert "not enough memory" in complaint(ended, 1, 2)
+    result = nursery.run("run", "fedavg", *args, "--out", tmp_path / "run", memory=150_000_000)
+    assert "not enough memory" in complaint(result, 1, 2)
 
 
-def test_a_full_disk_under_what_is_printed() -> None:
+def test_full_disk_under_stdout() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "comity.cli", "--version"]
-        done = subprocess.run(
+        result = subprocess.run(
             command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
         )
-    assert "No space left" in one_sentence(Ended(done.returncode, "", done.stderr), 1)
+    assert "No space left" in one_sentence(CommandResult(result.returncode, "", result.stderr), 1)
 
 
-# --- Values at the edge -----------------------------------------------------------------------------------------------
+# --- Extreme values ---------------------------------------------------------------------------------------------------
 
 VALUES: list[Any] = [
     0, -1, 1, 1e30, -1e30, 1e-320, float("nan"), float("inf"), 2**31, 2**63, 10**400, 10**5000,
     "", " ", "x\0y", "x" * 100_000, "été", "\udcff", "a,b", "(", "=", "none", True, [], [0, -1], {},
 ]  # fmt: skip
-"""tests/soak/options.py runs what is accepted, too."""
+"""Extreme values of options. tests/soak/options.py also runs those that are accepted."""
 
 
-def answered(make: Callable[[], object]) -> bool:
-    """Whether a value is accepted; if it is not, by one sentence."""
-    said = None
+def is_accepted(make: Callable[[], object]) -> bool:
+    """Whether a value is accepted; a refusal must be one sentence."""
+    message = None
     try:
         make()
     except ComityError as why:
-        said = str(why).strip()
-    assert said is None or (said and "\n" not in said)
-    return said is None
+        message = str(why).strip()
+    assert message is None or (message and "\n" not in message)
+    return message is None
 
 
-def typed(value: Any) -> str:
+def as_argument(value: Any) -> str:
     return "9" * 5000 if value == 10**5000 else str(value)
 
 
@@ -201,25 +199,31 @@ def test_every_option_of_a_model(name: str) -> None:
     shape = SHAPES.get(name, (1, 16, 16))
     options = list(inspect.signature(ZOO[name]).parameters)[2:]
     for option in options:
-        accepted = [
+        accepted_values = [
             v
             for v in VALUES
-            if answered(lambda o=option, v=v: models.build(f"{name}({o}={typed(v)})", shape, 3))  # type: ignore[misc]
+            if is_accepted(
+                lambda o=option, v=v: models.build(f"{name}({o}={as_argument(v)})", shape, 3)  # type: ignore[misc]
+            )
         ]
-        assert 1e30 not in accepted or option == "drop"
+        assert 1e30 not in accepted_values or option == "drop"
 
 
-def test_what_a_model_takes_is_counted_before_torch_is_asked() -> None:
+def test_declared_size_of_a_model_is_its_number_of_parameters() -> None:
     for name in ZOO:
         network = ZOO[name](SHAPES.get(name, (1, 16, 16)), 3)
         assert isinstance(network, Stack)
-        counted = sum(layer.values for stage in network.all_stages for layer in stage.layers)
-        assert counted == sum(value.numel() for value in network.init(Key(0)).values()), name
+        declared_size = sum(layer.values for stage in network.all_stages for layer in stage.layers)
+        assert declared_size == sum(value.numel() for value in network.init(Key(0)).values()), name
 
 
 def test_a_model_larger_than_the_machine(here: Path) -> None:
-    said = one_sentence(comity("run", "fedavg", "--model", "mlp2(width=300000)", "--out", "out"), 2)
-    assert "mlp2 of 9e+10 values, with its gradients and what is sent, would take 1080 GB" in said
+    message = one_sentence(
+        comity("run", "fedavg", "--model", "mlp2(width=300000)", "--out", "out"), 2
+    )
+    assert (
+        "mlp2 of 9e+10 values, with its gradients and what is sent, would take 1080 GB" in message
+    )
     one_sentence(comity("run", "fedavg", "--model", "mlp2(width=1e30)", "--out", "out"), 2)
 
 
@@ -231,22 +235,22 @@ def test_every_option_of_a_method(name: str) -> None:
     for option in algorithms.options(cls):
         for value in [
             v for k, v in enumerate(VALUES) if k % 3 == 0
-        ]:  # each by itself takes a while
-            answered(lambda o=option, v=value: algorithms.compose(text, {o: v}))  # type: ignore[misc]
+        ]:  # all of them would take too long
+            is_accepted(lambda o=option, v=value: algorithms.compose(text, {o: v}))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", [n for n in Experiment.model_fields if n not in ("set", "party")])
 def test_every_setting(name: str) -> None:
     for value in VALUES:
-        answered(lambda v=value: experiment({name: v}))  # type: ignore[misc]
+        is_accepted(lambda v=value: experiment({name: v}))  # type: ignore[misc]
     for value in ("x\0y", "\udcff", 10**400, 10**5000, {"a": "\0"}):
-        assert not answered(lambda v=value: experiment({name: v}))  # type: ignore[misc]
+        assert not is_accepted(lambda v=value: experiment({name: v}))  # type: ignore[misc]
 
 
 def test_seeds_have_64_bits() -> None:
     assert experiment({"seed": 2**63 - 1}).seed == 2**63 - 1
-    assert not answered(lambda: experiment({"seed": 2**63}))
-    assert not answered(lambda: experiment({"rounds": 10**12}))
+    assert not is_accepted(lambda: experiment({"seed": 2**63}))
+    assert not is_accepted(lambda: experiment({"rounds": 10**12}))
 
 
 FILES = {
@@ -264,33 +268,35 @@ FILES = {
 @pytest.mark.parametrize("what", FILES)
 def test_settings_of_a_file(what: str, here: Path) -> None:
     (here / "a.toml").write_bytes(FILES[what])
-    said = one_sentence(comity("run", "a.toml", "--out", "out"), 1, 2)
-    assert len(said) < 2100
-    assert "Error in " not in said
+    message = one_sentence(comity("run", "a.toml", "--out", "out"), 1, 2)
+    assert len(message) < 2100
+    assert "Error in " not in message
     assert not (here / "out").exists()
 
 
 @pytest.mark.parametrize("folder", ["x" * 300, "file/inside", "x/" * 3000])
-def test_a_folder_that_cannot_be(folder: str, here: Path) -> None:
+def test_impossible_out_folder_is_refused(folder: str, here: Path) -> None:
     (here / "file").touch()
-    said = one_sentence(comity("run", "fedavg", *SMALL, "--out", folder), 1, 2)
-    assert "Error in " not in said
+    message = one_sentence(comity("run", "fedavg", *SMALL, "--out", folder), 1, 2)
+    assert "Error in " not in message
 
 
 def test_bytes_that_are_no_text_on_the_command_line(here: Path) -> None:
-    """Python makes characters of them that cannot be written."""
+    """Python decodes them to characters that cannot be encoded."""
     for args in (
         ("fed\udcff",),
         ("fedavg", "--data", "\udcff"),
         ("fedavg", "--set", "\udcff=1"),
         ("\udcff.toml",),
     ):
-        said = one_sentence(comity("run", *args), 2)
-        assert "Error in " not in said
+        message = one_sentence(comity("run", *args), 2)
+        assert "Error in " not in message
 
 
-def test_a_later_seed_that_cannot_be_dealt_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    """Seed 2 leaves a party with 23 samples to learn from, seeds 0 and 1 do not."""
+def test_impossible_partition_of_a_later_seed_is_refused_before_the_first_run(
+    tmp_path: Path,
+) -> None:
+    """Seed 2 leaves a party with 23 training samples; seeds 0 and 1 do not."""
     settings = (
         "--partition",
         "dirichlet(alpha=1)|keep(samples=25)",
@@ -301,6 +307,6 @@ def test_a_later_seed_that_cannot_be_dealt_is_refused_before_anything_runs(tmp_p
         "--model",
         "linear",
     )
-    ended = comity("compare", "fedavg", *settings, "--seeds", "0,1,2", "--out", tmp_path / "out")
-    assert "has 23 samples to learn from, not 25" in one_sentence(ended, 2)
+    result = comity("compare", "fedavg", *settings, "--seeds", "0,1,2", "--out", tmp_path / "out")
+    assert "has 23 samples to learn from, not 25" in one_sentence(result, 2)
     assert not (tmp_path / "out").exists()

@@ -1,5 +1,5 @@
-"""One's own model, dataset, partition and metric: they keep their contract or are refused, on every
-engine, resumed or not.
+"""Users' models, datasets, partitions and metrics: they work on every engine and when resumed, and
+are refused if they break their contract.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from harness import comity as command
-from harness import complaint, one_sentence, works
+from harness import complaint, one_sentence, succeed
 from torch import nn
 
 import comity
@@ -49,8 +49,8 @@ def metric(truth, answer):
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """A file with all four; of another name in each test, as a process imports a file once."""
+def own_file(tmp_path: Path) -> Path:
+    """A file with all four. Its name differs by test, as a process imports a file once."""
     path = tmp_path / f"mine_{abs(hash(tmp_path)) % 10**8}.py"
     path.write_text(FILE, encoding="utf-8")
     return path
@@ -68,28 +68,28 @@ def near(truth: Any, answer: Any) -> Any:
     return (abs(truth - answer) <= 1).mean()
 
 
-# All of them together, on every engine, from the command line.
+# All four from one file, on the command line.
 
 
 class Impatient(Quiet):
-    """Whoever presses Ctrl-C after the first round."""
+    """Interrupts a run after its first round."""
 
     def round(self, t: int, figure: float | None, ledger: Any) -> None:
         if t == 1:
             raise KeyboardInterrupt
 
 
-def test_engines_agree_and_a_killed_run_goes_on(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_own_pieces_on_every_engine_and_resumed(
+    own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = [f"--{what}={mine}" for what in ("model", "data", "metric")] + [
-        f"--partition={mine}(share=0.9)"
+    options = [f"--{what}={own_file}" for what in ("model", "data", "metric")] + [
+        f"--partition={own_file}(share=0.9)"
     ]
     for engine in ("loop", "process", "stacked"):
-        works(
+        succeed(
             "run",
             "fedavg",
-            *said,
+            *options,
             "--parties",
             4,
             "--rounds",
@@ -104,21 +104,21 @@ def test_engines_agree_and_a_killed_run_goes_on(
         for engine in ("loop", "process", "stacked")
     }
     assert rows["loop"] == rows["process"]
-    name = mine.stem
+    name = own_file.stem
     figures = [
         json.loads((tmp_path / engine / "summary.json").read_text(encoding="utf-8"))[name]["mean"]
         for engine in rows
     ]
     assert figures[2] == pytest.approx(figures[0], abs=0.02)
     assert json.loads((tmp_path / "loop" / MARK).read_text(encoding="utf-8"))["files"].keys() == {
-        str(mine)
+        str(own_file)
     }
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     pieces: dict[str, Any] = {
-        "model": str(mine),
-        "data": str(mine),
-        "metric": str(mine),
-        "partition": f"{mine}(share=0.9)",
+        "model": str(own_file),
+        "data": str(own_file),
+        "metric": str(own_file),
+        "partition": f"{own_file}(share=0.9)",
     }
     with pytest.raises(KeyboardInterrupt):
         comity.run(
@@ -131,18 +131,18 @@ def test_engines_agree_and_a_killed_run_goes_on(
             **pieces,
         )
     assert not (tmp_path / "half" / "summary.json").exists()
-    assert name.replace("_", " ") in works("resume", tmp_path / "half").out
+    assert name.replace("_", " ") in succeed("resume", tmp_path / "half").out
     assert (tmp_path / "half" / "metrics.csv").read_bytes() == rows["loop"]
 
 
-def test_the_metric_of_a_file_is_what_parties_are_judged_by(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_comparison_by_the_metric_of_a_file(
+    own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("comity.reporting.sections.space.SAMPLES", 24)
-    ended = works(
+    result = succeed(
         "compare",
         "fedavg",
-        f"--metric={mine}",
+        f"--metric={own_file}",
         "--parties",
         3,
         "--rounds",
@@ -152,35 +152,38 @@ def test_the_metric_of_a_file_is_what_parties_are_judged_by(
         "--out",
         tmp_path / "c",
     )
-    assert f"Points of {mine.stem.replace('_', ' ')} more than by training alone" in ended.out
-    made = comity.open(tmp_path / "c")
-    assert isinstance(made, comity.Comparison)
-    for row in made.rows:
+    assert f"Points of {own_file.stem.replace('_', ' ')} more than by training alone" in result.out
+    comparison = comity.open(tmp_path / "c")
+    assert isinstance(comparison, comity.Comparison)
+    for row in comparison.rows:
         run = RunFolder(tmp_path / "c" / row.algorithm / "seed-0")
         by_hand = [
             float(near(a.truth.numpy(), a.given.numpy())) for a in run.read_answers().values()
         ]
         assert row.mean == pytest.approx(np.mean(by_hand))
-    page = works("report", tmp_path / "c")
+    page = succeed("report", tmp_path / "c")
     assert "left out" not in page.out
-    assert mine.stem.replace("_", " ") in (tmp_path / "c" / "report.html").read_text(
+    assert own_file.stem.replace("_", " ") in (tmp_path / "c" / "report.html").read_text(
         encoding="utf-8"
     )
-    assert mine.stem.replace("_", " ") in works("resume", tmp_path / "c" / "fedavg" / "seed-0").out
+    assert (
+        own_file.stem.replace("_", " ")
+        in succeed("resume", tmp_path / "c" / "fedavg" / "seed-0").out
+    )
 
 
-def test_a_strangers_metric_is_shown_but_not_run(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_foreign_metric_is_shown_but_not_executed(
+    own_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a run wrote down needs no code; what does is left out, with a word."""
+    """The report shows saved figures without code, and says what it leaves out."""
     ran = tmp_path / "ran"
-    mine.write_text(
+    own_file.write_text(
         FILE + f"\nfrom pathlib import Path\nPath({str(ran)!r}).write_text('x')\n", encoding="utf-8"
     )
-    works(
+    succeed(
         "compare",
         "fedavg",
-        f"--metric={mine}",
+        f"--metric={own_file}",
         "--parties",
         3,
         "--rounds",
@@ -192,36 +195,36 @@ def test_a_strangers_metric_is_shown_but_not_run(
     )
     ran.unlink()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
-    for name in (f"comity_user.{mine.stem}",):
+    for name in (f"comity_user.{own_file.stem}",):
         del sys.modules[name]
     from comity.metrics.metrics import METRICS
 
     monkeypatch.setattr(METRICS, "custom", {})
-    said = works("report", tmp_path / "c").out
-    assert "left out" in said
-    assert str(mine) in said
+    output = succeed("report", tmp_path / "c").out
+    assert "left out" in output
+    assert str(own_file) in output
     page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
-    assert mine.stem.replace("_", " ") in page
-    made = comity.open(tmp_path / "c")
-    assert mine.stem in repr(made)
-    assert isinstance(made, comity.Comparison)
+    assert own_file.stem.replace("_", " ") in page
+    comparison = comity.open(tmp_path / "c")
+    assert own_file.stem in repr(comparison)
+    assert isinstance(comparison, comity.Comparison)
     with pytest.raises(comity.UsageError, match="trust=True"):
-        made.results["fedavg"][0].model("p0")
+        comparison.results["fedavg"][0].model("p0")
     assert not ran.exists()
-    trusted = comity.open(tmp_path / "c", trust=True)
-    assert isinstance(trusted, comity.Comparison)
-    assert trusted.results["fedavg"][0].model("p0").class_names
+    trusted_comparison = comity.open(tmp_path / "c", trust=True)
+    assert isinstance(trusted_comparison, comity.Comparison)
+    assert trusted_comparison.results["fedavg"][0].model("p0").class_names
     assert ran.exists()
 
 
-# Functions given from Python.
+# Functions passed from Python.
 
 
-def test_functions_are_as_good_as_files(mine: Path) -> None:
+def test_functions_equal_files(own_file: Path) -> None:
     names: dict[str, Any] = {}
     exec(FILE, names)
     for engine in ("loop", "process", "stacked"):
-        given = comity.run(
+        from_functions = comity.run(
             "fedavg",
             names["load"]().partition(names["partition"], parties=3, seed=0),
             model=names["build"],
@@ -229,21 +232,23 @@ def test_functions_are_as_good_as_files(mine: Path) -> None:
             rounds=2,
             engine=engine,
         )
-        file = comity.run(
+        from_file = comity.run(
             "fedavg",
-            data=str(mine),
-            partition=str(mine),
-            model=str(mine),
-            metric=str(mine),
+            data=str(own_file),
+            partition=str(own_file),
+            model=str(own_file),
+            metric=str(own_file),
             parties=3,
             rounds=2,
             engine=engine,
         )
-        assert [row.value for row in given.metrics] == [row.value for row in file.metrics]
-        assert given.summary["near"]["mean"] == file.summary[mine.stem]["mean"]
+        assert [row.value for row in from_functions.metrics] == [
+            row.value for row in from_file.metrics
+        ]
+        assert from_functions.summary["near"]["mean"] == from_file.summary[own_file.stem]["mean"]
 
 
-def test_what_was_given_must_be_given_again(fed: comity.Federation, tmp_path: Path) -> None:
+def test_resume_needs_the_model_and_metric_again(fed: comity.Federation, tmp_path: Path) -> None:
     pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 10)
     out = tmp_path / "run"
     first = comity.run("fedavg", fed, model=pair, metric=near, rounds=2, out=out)
@@ -262,17 +267,17 @@ def test_what_was_given_must_be_given_again(fed: comity.Federation, tmp_path: Pa
         )
     again = comity.run("fedavg", fed, model=pair, metric=near, rounds=2, out=out, resume=True)
     assert again.metrics == first.metrics
-    opened = comity.open(out)
-    assert isinstance(opened, comity.Result)
-    assert opened.summary["near"] == first.summary["near"]
+    reopened_run = comity.open(out)
+    assert isinstance(reopened_run, comity.Result)
+    assert reopened_run.summary["near"] == first.summary["near"]
     with pytest.raises(comity.UsageError, match="model was given from Python"):
-        opened.model("p0")
-    given = comity.open(out, model=pair)
-    assert isinstance(given, comity.Result)
-    assert given.model("p0").theta["head.weight"].equal(first.model("p0").theta["head.weight"])
+        reopened_run.model("p0")
+    with_model = comity.open(out, model=pair)
+    assert isinstance(with_model, comity.Result)
+    assert with_model.model("p0").theta["head.weight"].equal(first.model("p0").theta["head.weight"])
 
 
-def test_a_partition_that_was_given_is_kept_in_the_split(tmp_path: Path) -> None:
+def test_partition_function_is_saved_in_the_split(tmp_path: Path) -> None:
     def halves(y: Any, parties: int, rng: np.random.Generator) -> Any:
         return {"low": np.flatnonzero(y < 5), "high": np.flatnonzero(y >= 5)}
 
@@ -280,33 +285,33 @@ def test_a_partition_that_was_given_is_kept_in_the_split(tmp_path: Path) -> None
     assert fed.split.partition == "given:halves"
     first = comity.run("fedavg", fed, out=tmp_path / "run", **SMALL)
     (tmp_path / "run" / "summary.json").unlink()
-    works("resume", tmp_path / "run")
+    succeed("resume", tmp_path / "run")
     again = comity.open(tmp_path / "run")
     assert isinstance(again, comity.Result)
     assert again.model("low").theta["fc.weight"].equal(first.model("low").theta["fc.weight"])
-    said = one_sentence(
+    message = one_sentence(
         command("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "new"), 2
     )
-    assert "halves is a function that was passed from Python" in said
+    assert "halves is a function that was passed from Python" in message
 
 
-def test_a_dataset_that_was_given_must_be_given_again(tmp_path: Path) -> None:
-    made = comity.Dataset(
+def test_open_needs_the_dataset_again(tmp_path: Path) -> None:
+    federation = comity.Dataset(
         "of my own", torch.rand(90, 4), torch.arange(90) % 3, classes=3
     ).partition("iid", parties=2)
-    comity.run("fedavg", made, out=tmp_path / "run", **SMALL)
+    comity.run("fedavg", federation, out=tmp_path / "run", **SMALL)
     again = comity.open(tmp_path / "run")
     assert isinstance(again, comity.Result)
     with pytest.raises(comity.UsageError, match="give the same federation again"):
         again.model("p0")
-    with_it = comity.open(tmp_path / "run", made)
+    with_it = comity.open(tmp_path / "run", federation)
     assert isinstance(with_it, comity.Result)
-    assert with_it.model("p0").predict(made.parties["p0"].test).shape == (
-        len(made.parties["p0"].test),
+    assert with_it.model("p0").predict(federation.parties["p0"].test).shape == (
+        len(federation.parties["p0"].test),
     )
 
 
-# What breaks its contract.
+# Broken contracts.
 
 
 PARTITIONS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -328,11 +333,11 @@ PARTITIONS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_a_partition_that_deals_wrongly(name: str) -> None:
-    function, said = PARTITIONS[name]
+def test_invalid_partition_function_is_refused(name: str) -> None:
+    function, expected = PARTITIONS[name]
     with pytest.raises(comity.UsageError) as why:
         comity.load("digits").partition(function, parties=2)
-    assert said in str(why.value)
+    assert expected in str(why.value)
 
 
 METRICS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -359,7 +364,7 @@ METRICS: dict[str, tuple[Callable[..., Any], str]] = {
 def test_a_metric_that_breaks_its_contract(
     name: str, fed: comity.Federation, tmp_path: Path
 ) -> None:
-    function, said = METRICS[name]
+    function, expected = METRICS[name]
     with pytest.raises(comity.UsageError) as why:
         comity.run(
             "fedavg",
@@ -368,13 +373,13 @@ def test_a_metric_that_breaks_its_contract(
             out=tmp_path / "run",
             **SMALL,
         )
-    assert said in str(why.value)
-    assert not (tmp_path / "run").exists(), "nothing was started"
+    assert expected in str(why.value)
+    assert not (tmp_path / "run").exists(), "the run was started"
 
 
 @pytest.mark.parametrize("engine", ["loop", "process"])
-def test_a_metric_that_fails_in_the_middle(engine: Any, fed: comity.Federation) -> None:
-    """Only a model's answers show it: at the party, in whatever process that is."""
+def test_metric_that_fails_during_a_run(engine: Any, fed: comity.Federation) -> None:
+    """The metric fails on a model's predictions only, so it fails at a party, in any process."""
 
     def picky(truth: Any, answer: Any) -> Any:
         plain = (truth == answer).all() or (truth == answer[::-1]).all() or not answer.any()
@@ -385,37 +390,37 @@ def test_a_metric_that_fails_in_the_middle(engine: Any, fed: comity.Federation) 
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED | {"accuracy", "auc"}))
-def test_names_of_other_things_are_refused(name: str, fed: comity.Federation) -> None:
+def test_reserved_metric_names_are_refused(name: str, fed: comity.Federation) -> None:
     with pytest.raises(comity.UsageError, match="cannot be called"):
         comity.run("fedavg", fed, metric=comity.metric(near, name=name))
 
 
-def test_no_name_in_a_summary_is_free(fed: comity.Federation) -> None:
+def test_names_in_a_summary_are_reserved(fed: comity.Federation) -> None:
     summary = comity.run("fedavg", fed, **SMALL).summary
-    known = {metric.name for metric, _ in blocks(summary)} | {
+    metric_names = {metric.name for metric, _ in blocks(summary)} | {
         "auc",
         "sensitivity",
         "specificity",
         "r2",
         "mae",
     }
-    assert set(summary) - known <= RESERVED, "a metric of such a name would overwrite it"
+    assert set(summary) - metric_names <= RESERVED, "a metric of such a name would overwrite it"
     assert KINDS
 
 
-def test_where_it_can_be_negative_and_where_there_is_none(fed: comity.Federation) -> None:
+def test_metric_that_is_negative_or_missing(fed: comity.Federation) -> None:
     @comity.metric(low=-1)
     def above(truth: Any, answer: Any) -> Any:
         """the share of right answers less that of wrong ones"""
         return (truth == answer).mean() - (truth != answer).mean()
 
-    made = comity.compare(["fedavg"], fed, metric=above, **SMALL)
-    for row in made.rows:
+    comparison = comity.compare(["fedavg"], fed, metric=above, **SMALL)
+    for row in comparison.rows:
         assert row.mean == pytest.approx(
-            2 * made.results[row.algorithm][0].summary["accuracy"]["mean"] - 1
+            2 * comparison.results[row.algorithm][0].summary["accuracy"]["mean"] - 1
         )
-    assert made.best.mean == max(row.mean or 0 for row in made.rows)
-    summary = made.results["fedavg"][0].summary
+    assert comparison.best.mean == max(row.mean or 0 for row in comparison.rows)
+    summary = comparison.results["fedavg"][0].summary
     assert summary["above"]["worst_party"] == summary["accuracy"]["worst_party"]
 
     def only_with_zeros(truth: Any, answer: Any) -> Any:
@@ -426,7 +431,7 @@ def test_where_it_can_be_negative_and_where_there_is_none(fed: comity.Federation
     assert block["missing"] == without
 
 
-def test_scores_of_two_classes_are_given() -> None:
+def test_metric_receives_scores_of_two_classes() -> None:
     x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
     fed = comity.Federation.from_arrays(
         {"a": (x, (x[:, 0] > 0).long()), "b": (x.flip(0), (x.flip(0)[:, 0] > 0).long())}
@@ -457,26 +462,28 @@ MODELS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_that_does_not_fit(name: str, fed: comity.Federation) -> None:
-    model, said = MODELS[name]
+    model, expected = MODELS[name]
     with pytest.raises(comity.UsageError) as why:
         comity.run("fedavg", fed, model=model, rounds=1)
-    assert said in str(why.value)
+    assert expected in str(why.value)
 
 
-def test_a_dataset_whose_labels_are_out_of_range(mine: Path) -> None:
-    mine.write_text(FILE.replace("classes=10)", "classes=4)"), encoding="utf-8")
+def test_a_dataset_whose_labels_are_out_of_range(own_file: Path) -> None:
+    own_file.write_text(FILE.replace("classes=10)", "classes=4)"), encoding="utf-8")
     assert "labels must be less than classes=4" in complaint(
-        command("run", "fedavg", "--data", mine), 2
+        command("run", "fedavg", "--data", own_file), 2
     )
 
 
-def test_a_files_faults_are_told_with_its_name(mine: Path, fed: comity.Federation) -> None:
-    mine.write_text("x = 1\n", encoding="utf-8")
-    for setting, wanted in (
+def test_missing_function_of_a_file_is_reported_with_its_name(
+    own_file: Path, fed: comity.Federation
+) -> None:
+    own_file.write_text("x = 1\n", encoding="utf-8")
+    for setting, function in (
         ("--metric", "metric"),
         ("--partition", "partition"),
         ("--model", "build"),
         ("--data", "load"),
     ):
-        said = complaint(command("run", "fedavg", setting, mine), 2)
-        assert f"{mine} must define {wanted}(...)" in said
+        message = complaint(command("run", "fedavg", setting, own_file), 2)
+        assert f"{own_file} must define {function}(...)" in message

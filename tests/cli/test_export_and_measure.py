@@ -1,4 +1,4 @@
-"""What one can do with a finished run: export a party's model, and measure its representations."""
+"""`comity export` and `comity measure` on a finished run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import comity, one_sentence, works
+from harness import comity, one_sentence, succeed
 
 from comity import run
 from comity.base.key import Key
@@ -47,12 +47,12 @@ def gaps(tmp_path: Path) -> Path:
     return path
 
 
-def made_in(folder: Path, algorithm: str, data: Path) -> Result:
+def run_in(folder: Path, algorithm: str, data: Path) -> Result:
     return run(algorithm, out=folder, data=str(data), model="mlp2(width=8)", rounds=2, validation=0)
 
 
-def alone(folder: Path) -> Any:
-    """The script beside an exported model, as a module of its own."""
+def load_script(folder: Path) -> Any:
+    """The script beside an exported model, loaded as a module."""
     before = sys.path[:]
     sys.path.insert(0, str(folder))
     sys.modules.pop("preparation", None)
@@ -60,45 +60,45 @@ def alone(folder: Path) -> Any:
         spec = spec_from_file_location("predict_alone", folder / "predict.py")
         assert spec is not None
         assert spec.loader is not None
-        made = module_from_spec(spec)
-        spec.loader.exec_module(made)
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
     finally:
         sys.path[:] = before
-    return made
+    return module
 
 
 def raw(data: Path) -> Dataset:
     space: dict[str, object] = {}
     exec(compile(data.read_text(encoding="utf-8"), str(data), "exec"), space)
-    made = space["load"]()  # type: ignore[operator]
-    assert isinstance(made, Dataset)
-    return made
+    dataset = space["load"]()  # type: ignore[operator]
+    assert isinstance(dataset, Dataset)
+    return dataset
 
 
 @pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize(
     "algorithm", ["fedavg", "fedavg+dbe", "fedrod", "apfl", "fed-sps", "relay", "ditto+mr"]
 )
-def test_an_exported_model_says_what_the_run_would(
+def test_exported_model_predicts_like_the_model_of_the_run(
     algorithm: str, gaps: Path, tmp_path: Path
 ) -> None:
-    """From values as the party has them, gaps included, to the very answers of the run's own model."""
-    result = made_in(tmp_path / "run", algorithm, gaps)
+    """Raw values with gaps give exactly the predictions of the run's model."""
+    result = run_in(tmp_path / "run", algorithm, gaps)
     export(result, "south", tmp_path / "out")
     dataset, federation = raw(gaps), result.job.federation
     rows = list(federation.split.parties["south"].test)
     logits = result.model("south").logits(federation.parties["south"].test.x)
-    taken = load(tmp_path / "out")
-    assert taken.class_names == ("low", "middle", "high")
-    assert torch.equal(taken.predict(dataset.x[rows]), logits.argmax(1))
-    assert torch.equal(taken.predict_proba(dataset.x[rows].numpy()), logits.softmax(1))
+    exported = load(tmp_path / "out")
+    assert exported.class_names == ("low", "middle", "high")
+    assert torch.equal(exported.predict(dataset.x[rows]), logits.argmax(1))
+    assert torch.equal(exported.predict_proba(dataset.x[rows].numpy()), logits.softmax(1))
     assert torch.equal(
         result.model("south").predict_proba(dataset.x[rows].tolist()), logits.softmax(1)
     )
     np.save(tmp_path / "new.npy", dataset.x[rows].numpy())
-    _, likely, warnings = alone(tmp_path / "out").predict(tmp_path / "new.npy")
+    _, likely, warnings = load_script(tmp_path / "out").predict(tmp_path / "new.npy")
     assert np.array_equal(likely, logits.softmax(1).numpy()), (
-        "torch alone says the same, to the last bit"
+        "torch alone gives other probabilities"
     )
     assert warnings == ()
 
@@ -122,34 +122,36 @@ def test_images_as_bytes(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "out").predict_proba(x[rows].numpy()), logits.softmax(1))
     assert torch.equal(
         result.model("a").predict_proba(x[rows][:, 0].tolist()), logits.softmax(1)
-    )  # height and width are enough
+    )  # without the channel
     np.savez(tmp_path / "new.npz", x=x[rows].numpy())
     assert np.array_equal(
-        alone(tmp_path / "out").predict(tmp_path / "new.npz")[1], logits.softmax(1).numpy()
+        load_script(tmp_path / "out").predict(tmp_path / "new.npz")[1], logits.softmax(1).numpy()
     )
 
 
-def test_the_commands(gaps: Path, tmp_path: Path) -> None:
-    made_in(tmp_path / "run", "fedavg+dbe", gaps)
-    works("export", tmp_path / "run", "--party", "north", "--out", tmp_path / "out")
+def test_export_command(gaps: Path, tmp_path: Path) -> None:
+    run_in(tmp_path / "run", "fedavg+dbe", gaps)
+    succeed("export", tmp_path / "run", "--party", "north", "--out", tmp_path / "out")
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         "weights.safetensors", "model.json", "predict.py", "preparation.py", "model.pt2", "model.onnx", "card.md",
     }  # fmt: skip
     np.savez(tmp_path / "new.npz", x=raw(gaps).x[:3].numpy())
     command = [sys.executable, str(tmp_path / "out" / "predict.py"), str(tmp_path / "new.npz")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    head, *lines = done.stdout.splitlines()
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    head, *lines = result.stdout.splitlines()
     assert head == "row,prediction,probability,p(low),p(middle),p(high)"
     assert len(lines) == 3
     assert lines[0].split(",")[1] in ("low", "middle", "high")
     assert "north" in (tmp_path / "out" / "card.md").read_text(encoding="utf-8")
-    told = json.loads((tmp_path / "out" / "model.json").read_text(encoding="utf-8"))
-    assert list(told["preprocess"]["fills"]) == ["north"]  # nobody else's figures go along
+    description = json.loads((tmp_path / "out" / "model.json").read_text(encoding="utf-8"))
+    assert list(description["preprocess"]["fills"]) == [
+        "north"
+    ]  # no other party's values are exported
 
 
 @pytest.mark.usefixtures("without_onnx")
 def test_refusals(gaps: Path, tmp_path: Path) -> None:
-    result = made_in(tmp_path / "run", "fedavg", gaps)
+    result = run_in(tmp_path / "run", "fedavg", gaps)
     export(result, "north", tmp_path / "out")
     with pytest.raises(UsageError, match="exists already"):
         export(result, "north", tmp_path / "out")
@@ -171,7 +173,7 @@ def test_refusals(gaps: Path, tmp_path: Path) -> None:
 def test_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         mdl, "CHEAP", replace(mdl.CHEAP, points=3, seeds=2, steps=20)
-    )  # a description length takes a minute else
+    )  # otherwise a description length takes a minute
     run(
         "fedavg+dbe",
         out=tmp_path / "run",
@@ -180,11 +182,11 @@ def test_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rounds=1,
         model="mlp2(width=16)",
     )
-    shown = works("measure", tmp_path / "run", "--layers", "fc2", "--samples", "100").out
-    assert "fc2" in shown
-    assert "weighted_best" in shown
-    kept = json.loads((tmp_path / "run" / "measures.json").read_text(encoding="utf-8"))
-    assert kept["layers"]["fc2"]["after"]["mdl"]["bits"] > 0
+    output = succeed("measure", tmp_path / "run", "--layers", "fc2", "--samples", "100").out
+    assert "fc2" in output
+    assert "weighted_best" in output
+    measures = json.loads((tmp_path / "run" / "measures.json").read_text(encoding="utf-8"))
+    assert measures["layers"]["fc2"]["after"]["mdl"]["bits"] > 0
     assert "There is no" in one_sentence(
         comity("measure", tmp_path / "run", "--layers", "fc9"), 1, 2
     )

@@ -1,5 +1,5 @@
-"""Tables that could be read in two ways, or in part, are refused by a sentence that names the file,
-the place and what to do.
+"""Ambiguous or incomplete tables are refused in a sentence that names the file, the place and what
+to do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from comity.data.formats.table import read_csv, read_xlsx
 from comity.data.importing import import_federation
 
 
-def refused(reading: Any, *words: str) -> None:
+def assert_refused(reading: Any, *words: str) -> None:
     with pytest.raises(comity.ComityError) as caught:
         reading()
     for word in words:
@@ -22,10 +22,10 @@ def refused(reading: Any, *words: str) -> None:
 
 
 @pytest.mark.parametrize("rows", ["1.234;a\n3,5;b\n", "3,5;a\n-12.000.500;b\n"])
-def test_a_point_that_may_stand_between_thousands(rows: str, tmp_path: Path) -> None:
+def test_ambiguous_thousands_separator_is_refused(rows: str, tmp_path: Path) -> None:
     file = tmp_path / "n.csv"
     file.write_text(f"x;label\n{rows}")
-    refused(
+    assert_refused(
         lambda: read_csv(file, delimiter=None),
         str(file),
         "line 2",
@@ -35,16 +35,16 @@ def test_a_point_that_may_stand_between_thousands(rows: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("rows", ["1.5;a\n3,5;b\n", "1.234;a\n2.500;b\n", "3,5;a\n1234;b\n"])
-def test_numbers_that_mean_one_thing(rows: str, tmp_path: Path) -> None:
+def test_unambiguous_numbers_are_read(rows: str, tmp_path: Path) -> None:
     file = tmp_path / "n.csv"
     file.write_text(f"x;label\n{rows}")
     assert len(read_csv(file, delimiter=None)) == 2
 
 
-def test_rows_of_other_lengths(tmp_path: Path) -> None:
+def test_rows_of_different_lengths_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "n.csv"
     file.write_text("x,label\n1,2,a\n")
-    refused(lambda: read_csv(file), str(file), "3 cells in line 2", "2 columns", "quotes")
+    assert_refused(lambda: read_csv(file), str(file), "3 cells in line 2", "2 columns", "quotes")
 
 
 def book(path: Path, rows: list[list[Any]], more: list[list[Any]] | None = None) -> Path:
@@ -60,26 +60,26 @@ def book(path: Path, rows: list[list[Any]], more: list[list[Any]] | None = None)
     return path
 
 
-def test_a_second_sheet(tmp_path: Path) -> None:
+def test_second_sheet_is_refused(tmp_path: Path) -> None:
     file = book(tmp_path / "n.xlsx", [["x", "label"], [1, "a"]], [["x", "label"], [2, "b"]])
-    refused(lambda: read_xlsx(file), str(file), "second", "file of its own")
+    assert_refused(lambda: read_xlsx(file), str(file), "second", "file of its own")
     assert len(read_xlsx(book(tmp_path / "m.xlsx", [["x", "label"], [1, "a"]], []))) == 1
 
 
-def test_a_formula_that_was_never_worked_out(tmp_path: Path) -> None:
+def test_formula_without_a_value_is_refused(tmp_path: Path) -> None:
     file = book(tmp_path / "n.xlsx", [["x", "label"], [1, "a"], ["=A2+1", "b"]])
-    refused(lambda: read_xlsx(file), str(file), "cell A3", "save it again")
+    assert_refused(lambda: read_xlsx(file), str(file), "cell A3", "save it again")
     assert (
         len(read_xlsx(book(tmp_path / "m.xlsx", [["x", "label"], [None, "a"], [1, "b"]]))) == 2
-    ), "a cell may be empty"
+    ), "an empty cell is refused"
 
 
-def test_tables_in_folders_are_no_pictures(tmp_path: Path) -> None:
+def test_folder_of_tables_is_refused(tmp_path: Path) -> None:
     for party in ("north", "south"):
         (tmp_path / "all" / party).mkdir(parents=True)
         (tmp_path / "all" / party / "1.csv").write_text("x,label\n1,a\n")
     file = tmp_path / "all" / "north" / "1.csv"
-    refused(
+    assert_refused(
         lambda: import_federation(tmp_path / "all", tmp_path / "out"),
         str(file),
         str(tmp_path / "all" / "north.csv"),
