@@ -178,8 +178,16 @@ def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
 
     Raises `UsageError` for unknown, repeated or missing options, and for values of a wrong type.
     """
+    return function(*fixed, **bind_options(spec, function, len(fixed)))
+
+
+def bind_options(spec: Spec, function: Callable[..., Any], fixed: int) -> dict[str, Any]:
+    """The values of a spec as keyword arguments of a function, converted as its signature says.
+
+    The first `fixed` parameters of the function are not options. Raises as `call` does.
+    """
     kinds = typing.get_type_hints(function)
-    parameters = list(inspect.signature(function).parameters.values())[len(fixed) :]
+    parameters = list(inspect.signature(function).parameters.values())[fixed:]
     names = [p.name for p in parameters]
     if len(spec.args) > len(names):
         raise UsageError(
@@ -197,5 +205,4 @@ def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
         raise UsageError(
             f"{spec.name} needs {' and '.join(missing)}, as in {spec.name}({missing[0]}=...)."
         )
-    coerced = {n: coerce(f"{n} of {spec.name}", v, kinds[n]) for n, v in values.items()}
-    return function(*fixed, **coerced)
+    return {n: coerce(f"{n} of {spec.name}", v, kinds[n]) for n, v in values.items()}

@@ -55,3 +55,4 @@ def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
     assert "fedavg" in out
     assert (tmp_path / "runs" / "report.html").stat().st_size > 100_000
     assert "adcol/table1" in run(comity, "list", "experiments", cwd=tmp_path)
+    assert "agnews" in run(comity, "list", "datasets", cwd=tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +49,8 @@ class Entry:
     join: Callable[[Mapping[str, Dataset], tuple[str, ...]], Dataset] | None = None
     options: Callable[..., Dataset] | None = None
     """Applies the options in parentheses: a function of the dataset and the options."""
+    query_and_gallery: tuple[FileLayout, ...] = ()
+    """The files of the test part of a re-identification dataset."""
 
     def load(self, trust: bool = False) -> Dataset:
         """Load the dataset.
@@ -126,9 +128,11 @@ def _library() -> dict[str, Entry]:
 
 def catalogue() -> list[dict[str, object]]:
     """The cards of all datasets of the library, and whether they are available."""
+    columns = [column.name for column in fields(Card)]
     return [
-        asdict(e.card) | {"here": e.is_available(), "files": " or ".join(map(str, e.layouts))}
-        for e in _library().values()
+        {column: getattr(entry.card, column) for column in columns}
+        | {"here": entry.is_available(), "files": " or ".join(map(str, entry.layouts))}
+        for entry in _library().values()
     ]
 
 

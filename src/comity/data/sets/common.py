@@ -19,8 +19,8 @@ from comity.data.formats.common import check_same_length, file_error, labels, op
 from comity.data.groups import Groups
 from comity.data.library import Card
 from comity.data.protocols import stratified
+from comity.data.sets.descriptions import Description
 
-RESEARCH = "none stated; research use"
 Arrays = dict[str, NDArray[Any]]
 Pair = tuple[NDArray[Any], NDArray[Any]]  # images or other samples, and their labels
 
@@ -53,7 +53,27 @@ def resize(x: Tensor, size: int, channels: int) -> Tensor:
     )
 
 
-def train_and_test_images(card: Card, path: Path, train: Pair, test: Pair, **more: Any) -> Dataset:
+def build_dataset(card: Description, x: Tensor, y: Tensor, **more_options: Any) -> Dataset:
+    """A dataset with the class names, the licence and so on of its description.
+
+    `more_options` are further fields of the dataset, or replace those of the description. Warnings
+    are added to those of the description.
+    """
+    options: dict[str, Any] = {
+        "classes": card.classes,
+        "description": card.description,
+        "licence": card.licence,
+        "default_partition": card.default_partition,
+        "class_names": card.class_names,
+    }
+    options |= more_options
+    options["warnings"] = (*card.warnings, *more_options.get("warnings", ()))
+    return Dataset(name=card.name, x=x, y=y, **options)
+
+
+def train_and_test_images(
+    card: Description, path: Path, train: Pair, test: Pair, **more: Any
+) -> Dataset:
     """A dataset of training images and official test images."""
     for x, y in (train, test):
         check_same_length(path, images=x, labels=y)
@@ -68,7 +88,7 @@ def train_and_test_images(card: Card, path: Path, train: Pair, test: Pair, **mor
 
 
 def image_dataset(
-    card: Card,
+    card: Description,
     path: Path,
     x: NDArray[Any],
     y: NDArray[Any],
@@ -87,19 +107,10 @@ def image_dataset(
         raise file_error(path, "has labels that are not numbers")
     official_test = None if test is None else torch.from_numpy(np.asarray(test, dtype=np.bool_))
     numbers = torch.from_numpy(labels(path, y, card.classes))
-    options: dict[str, Any] = more_options | {
+    options = more_options | {
         "warnings": (*subset_warnings(card, len(y)), *more_options.get("warnings", ()))
     }
-    return Dataset(
-        name=card.name,
-        x=torch.from_numpy(x),
-        y=numbers,
-        classes=card.classes,
-        description=card.description,
-        licence=card.licence,
-        official_test=official_test,
-        **options,
-    )
+    return build_dataset(card, torch.from_numpy(x), numbers, official_test=official_test, **options)
 
 
 def subset_warnings(card: Card, samples: int) -> tuple[str, ...]:
@@ -130,7 +141,9 @@ class ImageFile(NamedTuple):
     test: bool = False
 
 
-def image_file_dataset(card: Card, root: Path, images: Sequence[ImageFile], **more: Any) -> Dataset:
+def image_file_dataset(
+    card: Description, root: Path, images: Sequence[ImageFile], **more: Any
+) -> Dataset:
     """A dataset of image files, resized to the size of the card."""
     x = read_images([image.path for image in images], (card.shape[1], card.shape[2]))
     y = np.array([image.label for image in images])

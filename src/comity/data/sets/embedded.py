@@ -12,18 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
-from comity.data.library import Card, Entry, register
-
-DIGITS = Card(
-    name="digits",
-    samples=1797,
-    classes=10,
-    shape=(1, 8, 8),
-    description=(
-        "Handwritten digits, 8 x 8 grey pixels (UCI optical recognition, bundled with scikit-learn)"
-    ),
-    licence="CC BY 4.0",
-)
+from comity.data.sets.common import build_dataset
+from comity.data.sets.descriptions import Description, register_datasets
 
 
 def _read_digits() -> tuple[NDArray[Any], NDArray[Any]]:
@@ -48,17 +38,10 @@ def _read_digits() -> tuple[NDArray[Any], NDArray[Any]]:
     return pixels, labels
 
 
-def _digits() -> Dataset:
+def _digits(card: Description) -> Dataset:
     pixels, labels = _read_digits()
-    x = torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, *DIGITS.shape)
-    return Dataset(
-        name=DIGITS.name,
-        x=x,
-        y=torch.tensor(labels),
-        classes=DIGITS.classes,
-        description=DIGITS.description,
-        licence=DIGITS.licence,
-    )
+    x = torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, *card.shape)
+    return build_dataset(card, x, torch.tensor(labels))
 
 
-register(Entry(DIGITS, make=_digits))
+register_datasets(Path(__file__).with_suffix(".toml"), make={"digits": _digits})

@@ -18,45 +18,14 @@ import torch
 from torch import Tensor
 
 from comity.data.dataset import Dataset
-from comity.data.files import FileLayout, FilePaths, load_dataset
+from comity.data.files import FilePaths, load_dataset
 from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.groups import Groups
-from comity.data.library import Card, Entry, register
+from comity.data.library import ENTRIES
 from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
+from comity.data.sets.descriptions import Description, register_datasets
 from comity.errors import unknown
 from comity.metrics.retrieval import Embeddings
-
-MARKET = Card(
-    name="market1501",
-    samples=12936,
-    classes=751,
-    shape=(3, 128, 64),
-    description="People seen by six cameras (Zheng et al. 2015), the 751 for training, at 128 x 64",
-    licence="research use",
-    groups=("camera",),
-)
-MSMT = Card(
-    name="msmt17",
-    samples=32621,
-    classes=1041,
-    shape=(3, 128, 64),
-    description=(
-        "People seen by fifteen cameras (Wei et al. 2018), the 1,041 for training, at 128 x 64"
-    ),
-    licence="research use, by agreement",
-    groups=("camera",),
-)
-VERI = Card(
-    name="veri776",
-    samples=37778,
-    classes=576,
-    shape=(3, 128, 128),
-    description=(
-        "Vehicles seen by twenty cameras (Liu et al. 2016), the 576 for training, at 128 x 128"
-    ),
-    licence="non-commercial research use, on request",
-    groups=("camera",),
-)
 
 
 class Sighting(NamedTuple):
@@ -85,9 +54,12 @@ class MatchingSet:
 
 def query_and_gallery(name: str) -> tuple[MatchingSet, MatchingSet]:
     """The test part of a re-identification dataset: queries, and the gallery to search."""
-    if name not in TESTS:
-        raise unknown("re-identification dataset", name, TESTS)
-    dataset = load_dataset(name, TESTS[name])
+    layouts = {
+        n: entry.query_and_gallery for n, entry in ENTRIES.items() if entry.query_and_gallery
+    }
+    if name not in layouts:
+        raise unknown("re-identification dataset", name, layouts)
+    dataset = load_dataset(name, layouts[name])
     cameras = torch.from_numpy(dataset.groups["camera"].of)
     queries = int((dataset.groups["part"].of == 0).sum())  # they come first
     return (
@@ -130,7 +102,7 @@ def _by_list(folder: Path, *lists: Path) -> Iterator[Sighting]:
             yield Sighting(path_inside(folder, name, file), int(identity), int(match[1]))
 
 
-def _dataset(card: Card, root: Path, *parts: Iterable[Sighting]) -> Dataset:
+def _dataset(card: Description, root: Path, *parts: Iterable[Sighting]) -> Dataset:
     """A dataset with identities and cameras numbered from 0.
 
     If there are several parts, they become a grouping.
@@ -155,72 +127,33 @@ def _dataset(card: Card, root: Path, *parts: Iterable[Sighting]) -> Dataset:
     images = [
         ImageFile(sighting.path, int(label)) for sighting, label in zip(sightings, y, strict=True)
     ]
-    return image_file_dataset(
-        actual_card, root, images, groups=groups, default_partition="natural(by=camera)"
-    )
+    return image_file_dataset(actual_card, root, images, groups=groups)
 
 
-def _folders(
-    card: Card, root: str, train: str, query: str, gallery: str, junk: int | None = None
-) -> tuple[FileLayout, FileLayout]:
-    """The layouts of the training and test part of a dataset with identities in file names."""
-
-    def read_train(paths: FilePaths) -> Dataset:
-        (folder,) = paths.values()
-        return _dataset(card, folder, _by_name(folder, junk))
-
-    def read_test(paths: FilePaths) -> Dataset:
-        first, second = paths.values()
-        return _dataset(card, first.parent, _by_name(first, junk), _by_name(second, junk))
-
-    return (
-        FileLayout(read_train, (f"{root}/{train}",)),
-        FileLayout(read_test, (f"{root}/{query}", f"{root}/{gallery}")),
-    )
+def _read_file_names(card: Description, paths: FilePaths, junk: int | None = None) -> Dataset:
+    """Read folders of files with identities in their names: one, or a query and a gallery."""
+    folders = list(paths.values())
+    root = folders[0] if len(folders) == 1 else folders[0].parent
+    return _dataset(card, root, *(_by_name(folder, junk) for folder in folders))
 
 
-def _lists(root: str, train: str, test: str) -> tuple[FileLayout, FileLayout]:
-    """The layouts of the training and test part of MSMT17.
-
-    The official validation part is used for training.
-    """
-
-    def read_train(paths: FilePaths) -> Dataset:
-        folder, *files = paths.values()
-        return _dataset(MSMT, folder, _by_list(folder, *files))
-
-    def read_test(paths: FilePaths) -> Dataset:
-        folder, query, gallery = paths.values()
-        return _dataset(MSMT, folder, _by_list(folder, query), _by_list(folder, gallery))
-
-    def names(folder: str, *lists: str) -> tuple[str, ...]:
-        return (f"{root}/{folder}", *(f"{root}/list_{name}.txt" for name in lists))
-
-    return (
-        FileLayout(read_train, names(train, "train", "val")),
-        FileLayout(read_test, names(test, "query", "gallery")),
-    )
+def _read_lists(card: Description, paths: FilePaths) -> Dataset:
+    """Read a folder and the lists of its training images."""
+    folder, *lists = paths.values()
+    return _dataset(card, folder, _by_list(folder, *lists))
 
 
-LAYOUTS = {
-    MARKET: [
-        _folders(
-            MARKET,
-            "Market-1501-v15.09.15",
-            "bounding_box_train",
-            "query",
-            "bounding_box_test",
-            junk=-1,
-        )
-    ],
-    MSMT: [
-        _lists("MSMT17_V1", "train", "test"),
-        _lists("MSMT17_V2", "mask_train_v2", "mask_test_v2"),
-    ],
-    VERI: [_folders(VERI, "VeRi", "image_train", "image_query", "image_test")],
-}
-TESTS: dict[str, tuple[FileLayout, ...]] = {
-    card.name: tuple(test for _, test in layouts) for card, layouts in LAYOUTS.items()
-}
-for _card, _layouts in LAYOUTS.items():
-    register(Entry(_card, tuple(train for train, _ in _layouts)))
+def _read_query_and_gallery(card: Description, paths: FilePaths) -> Dataset:
+    """Read a folder and two lists, of the query and of the gallery."""
+    folder, query, gallery = paths.values()
+    return _dataset(card, folder, _by_list(folder, query), _by_list(folder, gallery))
+
+
+register_datasets(
+    Path(__file__).with_suffix(".toml"),
+    readers={
+        "file-names": _read_file_names,
+        "lists": _read_lists,
+        "query-and-gallery-lists": _read_query_and_gallery,
+    },
+)

@@ -5,34 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from comity.data.dataset import Dataset
-from comity.data.files import FileLayout, FilePaths
+from comity.data.files import FilePaths
 from comity.data.formats import picture_files
 from comity.data.formats.common import existing_folder, file_error, list_folder, quote
-from comity.data.library import Card, Entry, register
 from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
-
-TINY = Card(
-    name="tiny-imagenet",
-    samples=110000,
-    classes=200,
-    shape=(3, 64, 64),
-    description=(
-        "Photos of 200 kinds at 64 x 64 (Stanford CS231n); its val part is the official test part"
-    ),
-    licence="research use; the photos' rights are their owners'",
-    hub="zh-plus/tiny-imagenet",
-)
-CUB = Card(
-    name="cub200",
-    samples=11788,
-    classes=200,
-    shape=(3, 128, 128),
-    description="Photos of 200 kinds of birds (Wah et al. 2011), at 128 x 128",
-    licence="non-commercial research use; the photos' rights are their owners'",
-)
+from comity.data.sets.descriptions import Description, register_datasets
 
 
-def _tiny(paths: FilePaths) -> Dataset:
+def _tiny(card: Description, paths: FilePaths) -> Dataset:
     """Read `train/<wnid>/images/*.JPEG`, and `val/images` with `val/val_annotations.txt`.
 
     Classes are sorted by wnid.
@@ -58,14 +38,14 @@ def _tiny(paths: FilePaths) -> Dataset:
                 path_inside(root / "val" / "images", name, annotations), label[kind], test=True
             )
         )
-    return image_file_dataset(TINY, root, images, class_names=tuple(kinds))
+    return image_file_dataset(card, root, images, class_names=tuple(kinds))
 
 
-def _cub(paths: FilePaths) -> Dataset:
+def _cub(card: Description, paths: FilePaths) -> Dataset:
     """Read `images/` and three lists: the file, the class from 1, and the part of each image."""
     root = paths["CUB_200_2011"]
     files = {row[0]: row[1] for row in table(root / "images.txt", "a number", "a file")}
-    labels = _read_numbers(root / "image_class_labels.txt", "a class", files, CUB.classes, first=1)
+    labels = _read_numbers(root / "image_class_labels.txt", "a class", files, card.classes, first=1)
     train = _read_numbers(root / "train_test_split.txt", "0 or 1", files, 2, first=0)
     images = [
         ImageFile(
@@ -75,7 +55,7 @@ def _cub(paths: FilePaths) -> Dataset:
         )
         for number, name in files.items()
     ]
-    return image_file_dataset(CUB, root, images, class_names=_names(root / "classes.txt"))
+    return image_file_dataset(card, root, images, class_names=_names(root / "classes.txt"))
 
 
 def _read_numbers(
@@ -102,5 +82,6 @@ def _names(path: Path) -> tuple[str, ...]:
     return tuple(name for _, name in table(path, "a number", "a name")) if path.is_file() else ()
 
 
-register(Entry(TINY, (FileLayout(_tiny, ("tiny-imagenet-200",), "tiny-imagenet-200/"),)))
-register(Entry(CUB, (FileLayout(_cub, ("CUB_200_2011",), "CUB_200_2011/"),)))
+register_datasets(
+    Path(__file__).with_suffix(".toml"), readers={"tiny-imagenet": _tiny, "cub200": _cub}
+)

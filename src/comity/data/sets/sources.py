@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,11 @@ import numpy as np
 
 from comity.base.key import Key
 from comity.data.dataset import Dataset
-from comity.data.files import FileLayout, FilePaths
+from comity.data.files import FilePaths
 from comity.data.formats import picture_files, read_leaf, read_npz
 from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.groups import Groups
-from comity.data.library import Card, Entry, register
 from comity.data.sets.common import (
-    RESEARCH,
     ImageFile,
     draw_test_fifth,
     groups,
@@ -26,107 +24,15 @@ from comity.data.sets.common import (
     table,
     train_and_test_images,
 )
-from comity.data.sets.sums import SUMS
-
-PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-PACS_SOURCES = ("photo", "art_painting", "cartoon", "sketch")
-OFFICE_CLASSES = (
-    "back_pack",
-    "bike",
-    "calculator",
-    "headphones",
-    "keyboard",
-    "laptop_computer",
-    "monitor",
-    "mouse",
-    "mug",
-    "projector",
-)
-OFFICE_SOURCES = ("amazon", "caltech", "dslr", "webcam")
-DOMAIN_CLASSES = (
-    "bird",
-    "feather",
-    "headphones",
-    "ice_cream",
-    "teapot",
-    "tiger",
-    "whale",
-    "windmill",
-    "wine_glass",
-    "zebra",
-)
-DOMAIN_SOURCES = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-
-FEMNIST = Card(
-    name="femnist",
-    samples=805263,
-    classes=62,
-    shape=(1, 28, 28),
-    description="Handwritten characters by writer (LEAF, from NIST SD 19), dark on white",
-    licence="NIST SD 19 is a US government work; LEAF is BSD-2-Clause",
-    groups=("writer",),
-    hub="flwrlabs/femnist",
-)
-PACS = Card(
-    name="pacs",
-    samples=9991,
-    classes=7,
-    shape=(3, 64, 64),
-    description=(
-        "Photos, paintings, cartoons and sketches of seven kinds (Li et al. 2017), at 64 x 64"
-    ),
-    licence=RESEARCH,
-    groups=("domain",),
-    hub="flwrlabs/pacs",
-)
-OFFICE = Card(
-    name="office-caltech",
-    samples=2533,
-    classes=10,
-    shape=(3, 64, 64),
-    description=(
-        "Objects from Amazon, Caltech-256, a DSLR and a webcam (Gong et al. 2012), at 64 x 64"
-    ),
-    licence=RESEARCH,
-    groups=("domain",),
-)
-DOMAINNET = Card(
-    name="domainnet",
-    samples=22851,
-    classes=10,
-    shape=(3, 64, 64),
-    description=(
-        "Pictures of ten kinds from six sources, as FedBN and ADCOL use them (Peng et al. 2019), at"
-        " 64 x 64"
-    ),
-    licence="research use; the pictures' rights are their owners'",
-    groups=("domain",),
-)
-DOMAINNET_345 = Card(
-    name="domainnet-345",
-    samples=586575,
-    classes=345,
-    shape=(3, 64, 64),
-    description="Pictures of all 345 kinds from six sources (Peng et al. 2019), at 64 x 64",
-    licence=DOMAINNET.licence,
-    groups=("domain",),
-    hub="wltjr1007/DomainNet",
-)
-
+from comity.data.sets.descriptions import Description, register_datasets
 
 # From arrays: prepared subsets.
 
 
-def _femnist(paths: FilePaths) -> Dataset:
-    return _grouped_npz(FEMNIST, paths["femnist_writers.npz"], "writer", "natural(by=writer)")
-
-
-def _pacs(paths: FilePaths) -> Dataset:
-    return _grouped_npz(PACS, paths["pacs64_subset.npz"], "domain", "domain")
-
-
-def _grouped_npz(card: Card, path: Path, by: str, default_partition: str) -> Dataset:
+def _grouped_npz(card: Description, paths: FilePaths) -> Dataset:
     """Read training and test images, and the group of each image."""
+    (path,) = paths.values()
+    (by,) = card.groups
     shapes: dict[str, Any] = {
         f"{array}_{part}": (part,) for part in ("train", "test") for array in ("y", by)
     }
@@ -140,13 +46,12 @@ def _grouped_npz(card: Card, path: Path, by: str, default_partition: str) -> Dat
         train,
         test,
         groups={by: groups(path, data[f"{by}_names"].tolist(), group_numbers)},
-        default_partition=default_partition,
         class_names=tuple(map(str, data["class_names"])),
     )
 
 
-def _office(paths: FilePaths) -> Dataset:
-    path = paths["office10_amazon_webcam64.npz"]
+def _office_npz(card: Description, paths: FilePaths) -> Dataset:
+    (path,) = paths.values()
     data = read_npz(
         path,
         x=("n", "h", "w", 3),
@@ -158,85 +63,80 @@ def _office(paths: FilePaths) -> Dataset:
     )
     domains = groups(path, data["domain_names"].tolist(), data["domain"])
     return image_dataset(
-        OFFICE,
+        card,
         path,
         data["x"],
         data["y"],
         data["is_test"].astype(bool),
         groups={"domain": domains},
-        default_partition="domain",
         class_names=tuple(map(str, data["class_names"])),
-        warnings=_source_warnings(OFFICE, OFFICE_SOURCES, domains.names),
+        warnings=_source_warnings(card, domains.names),
     )
 
 
 # From the original files.
 
 
-def _leaf(paths: FilePaths) -> Dataset:
+def _leaf(card: Description, paths: FilePaths) -> Dataset:
     folder = next(iter(paths.values())).parent
     leaf = read_leaf(folder)
     return image_dataset(
-        FEMNIST,
+        card,
         folder,
         leaf.x,
         leaf.y,
         leaf.is_test,
         groups={"writer": groups(folder, leaf.users, leaf.user)},
-        default_partition="natural(by=writer)",
     )
 
 
-def _source_warnings(
-    card: Card, sources: Iterable[str], available: Iterable[str]
-) -> tuple[str, ...]:
+def _source_warnings(card: Description, available: Sequence[str]) -> tuple[str, ...]:
     """A warning if sources are missing."""
-    missing = [name for name in sources if name not in available]
+    missing = [name for name in card.sources if name not in available]
     if not missing:
         return ()
-    count = len(tuple(available))
     return (
-        f"{card.name}: {', '.join(missing)} not available, so there are {count} of its sources.",
+        f"{card.name}: {', '.join(missing)} not available, so there are {len(available)} of its"
+        " sources.",
     )
 
 
-def _read_sources(
-    card: Card, folder: Path, sources: tuple[str, ...], classes: tuple[str, ...] | None = None
-) -> Dataset:
+def _sources(card: Description, paths: FilePaths) -> Dataset:
     """Read a folder with one folder per source, each with one folder per class.
 
-    Lists, if there are some, say which images are for training and for testing.
+    The classes are those of the description, or all that have a folder. Lists, if there are some,
+    say which images are for training and for testing.
     """
+    (folder,) = paths.values()
     root = existing_folder(folder, "kfold")
-    available = [name for name in sources if (root / name).is_dir()]
+    available = [name for name in card.sources if (root / name).is_dir()]
     if not available:
         raise file_error(
-            folder, f"must have folders called {', '.join(sources)} in it, or some of them"
+            folder, f"must have folders called {', '.join(card.sources)} in it, or some of them"
         )
-    kinds = classes or sorted(
+    kinds = card.class_names or sorted(
         {path.name for name in available for path in list_folder(root / name) if path.is_dir()}
     )
     lists = [root / f"{name}_{part}.txt" for name in available for part in ("train", "test")]
     if all(file.is_file() for file in lists):
         images = _read_lists(root, lists, available, kinds)
-        warnings = _source_warnings(card, sources, available)
+        warnings = _source_warnings(card, available)
     else:
         images = draw_test_fifth(
-            _list_folders(root, available, kinds, require_all=classes is not None),
+            _list_folders(root, available, kinds, require_all=bool(card.class_names)),
             Key.root(0).fold(card.name, "test"),
         )
         warning = (
             f"{card.name}: no list says which images are for testing, so the test part is a fixed"
             " fifth of each class and source."
         )
-        warnings = (*_source_warnings(card, sources, available), warning)
+        warnings = (*_source_warnings(card, available), warning)
     domains = Groups(tuple(available), np.array([image.group for image in images]))
     return image_file_dataset(
         card,
         root,
         images,
         groups={"domain": domains},
-        default_partition="domain",
         class_names=tuple(kinds),
         warnings=warnings,
     )
@@ -286,65 +186,12 @@ def _read_lists(
     return images
 
 
-def _folder(
-    card: Card, name: str, sources: tuple[str, ...], classes: tuple[str, ...] | None = None
-) -> FileLayout:
-    """A folder with one folder per source."""
-
-    def read(paths: FilePaths) -> Dataset:
-        return _read_sources(card, paths[name], sources, classes)
-
-    return FileLayout(read, (name,), f"{name}/")
-
-
-def _writers(folder: str) -> FileLayout:
-    """A folder of LEAF with `train` and `test`."""
-    return FileLayout(_leaf, (f"{folder}/train", f"{folder}/test"))
-
-
-register(
-    Entry(
-        FEMNIST,
-        (
-            _writers("femnist"),
-            _writers("femnist/data"),
-            FileLayout(_femnist, ("femnist_writers.npz",), sums=SUMS["femnist"]),
-        ),
-    )
-)
-register(
-    Entry(
-        PACS,
-        (
-            *(_folder(PACS, name, PACS_SOURCES, PACS_CLASSES) for name in ("PACS", "pacs")),
-            FileLayout(_pacs, ("pacs64_subset.npz",), sums=SUMS["pacs"]),
-        ),
-    )
-)
-register(
-    Entry(
-        OFFICE,
-        (
-            *(
-                _folder(OFFICE, name, OFFICE_SOURCES, OFFICE_CLASSES)
-                for name in ("office_caltech_10", "office-caltech")
-            ),
-            FileLayout(_office, ("office10_amazon_webcam64.npz",), sums=SUMS["office-caltech"]),
-        ),
-    )
-)
-register(
-    Entry(
-        DOMAINNET,
-        tuple(
-            _folder(DOMAINNET, name, DOMAIN_SOURCES, DOMAIN_CLASSES)
-            for name in ("domainnet", "DomainNet")
-        ),
-    )
-)
-register(
-    Entry(
-        DOMAINNET_345,
-        tuple(_folder(DOMAINNET_345, name, DOMAIN_SOURCES) for name in ("domainnet", "DomainNet")),
-    )
+register_datasets(
+    Path(__file__).with_suffix(".toml"),
+    readers={
+        "leaf": _leaf,
+        "grouped-npz": _grouped_npz,
+        "office-npz": _office_npz,
+        "sources": _sources,
+    },
 )

@@ -11,67 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
-from comity.data.files import FileLayout, FilePaths
+from comity.data.files import FilePaths
 from comity.data.formats import Table, codes, read_adult, read_csv
 from comity.data.formats.common import labels
 from comity.data.groups import Groups
 from comity.data.importing import preprocessing_options, read_federation
-from comity.data.library import Card, Entry, register
-from comity.data.sets.sums import SUMS
+from comity.data.sets.common import build_dataset
+from comity.data.sets.descriptions import Description, register_datasets
 from comity.data.tables import OWN_MEANS, read_schema
-
-# The words of each column, in the order of the dataset's own description.
-ADULT_WORDS = {
-    "workclass": (
-        "Private,Self-emp-not-inc,Self-emp-inc,Federal-gov,Local-gov,State-gov,Without-pay,Never-worked"
-    ),
-    "education": (
-        "Bachelors,Some-college,11th,HS-grad,Prof-school,Assoc-acdm,Assoc-voc,9th,7th-8th,12th,Masters,1st-4th,10th,"
-        "Doctorate,5th-6th,Preschool"
-    ),
-    "marital_status": (
-        "Married-civ-spouse,Divorced,Never-married,Separated,Widowed,Married-spouse-absent,Married-AF-spouse"
-    ),
-    "occupation": (
-        "Tech-support,Craft-repair,Other-service,Sales,Exec-managerial,Prof-specialty,Handlers-cleaners,"
-        "Machine-op-inspct,Adm-clerical,Farming-fishing,Transport-moving,Priv-house-serv,Protective-serv,Armed-Forces"
-    ),
-    "relationship": "Wife,Own-child,Husband,Not-in-family,Other-relative,Unmarried",
-    "race": "White,Asian-Pac-Islander,Amer-Indian-Eskimo,Other,Black",
-    "sex": "Female,Male",
-    "native_country": (
-        "United-States,Cambodia,England,Puerto-Rico,Canada,Germany,Outlying-US(Guam-USVI-etc),India,Japan,Greece,"
-        "South,China,Cuba,Iran,Honduras,Philippines,Italy,Poland,Jamaica,Vietnam,Mexico,Portugal,Ireland,France,Dominican-Republic,"
-        "Laos,Ecuador,Taiwan,Haiti,Columbia,Hungary,Guatemala,Nicaragua,Scotland,Thailand,Yugoslavia,El-Salvador,Trinadad&Tobago,"
-        "Peru,Hong,Holand-Netherlands"
-    ),
-}
-INCOMES = ("<=50K", ">50K")
-UNKNOWN = "an unknown word is a row of zeros in its columns, as in the papers"
-ADULT = Card(
-    name="adult",
-    samples=48842,
-    classes=2,
-    shape=(99,),
-    description=(
-        "Does a person earn more than 50,000 dollars? Eight columns of words, as 99 zeros and ones"
-        " (Kohavi and Becker 1996)"
-    ),
-    licence="CC BY 4.0",
-    groups=("doctorate",),
-    hub="scikit-learn/adult-census-income",
-    missing=UNKNOWN,
-)
-ADULT_PHD = Card(
-    name="adult-phd",
-    samples=48842,
-    classes=2,
-    shape=(99,),
-    description="Adult with two parties, people with and without a doctorate (AFL, Fed-SPS)",
-    licence="CC BY 4.0",
-    groups=("doctorate",),
-    missing=UNKNOWN,
-)
 
 
 def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[np.float32]:
@@ -83,90 +30,58 @@ def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[
     return encoded
 
 
-def _adult(card: Card, train: Table, test: Table, default_partition: str) -> Dataset:
-    words = {name: tuple(text.split(",")) for name, text in ADULT_WORDS.items()}
+def _adult(card: Description, train: Table, test: Table) -> Dataset:
     rows = [
-        np.concatenate([one_hot(t[c], w, t.place(c)) for c, w in words.items()], axis=1)
+        np.concatenate(
+            [
+                one_hot(t[column], words, t.place(column))
+                for column, words in card.column_words.items()
+            ],
+            axis=1,
+        )
         for t in (train, test)
     ]
     x = np.concatenate(rows)
     y = np.concatenate(
-        [labels(t.place("income"), t.codes("income", INCOMES), 2) for t in (train, test)]
+        [labels(t.place("income"), t.codes("income", card.class_names), 2) for t in (train, test)]
     )
     doctor = np.concatenate([t["education"] == "Doctorate" for t in (train, test)])
     is_test = np.arange(len(y)) >= len(train)
     groups = {"doctorate": Groups(("non-phd", "phd"), doctor.astype(np.int64))}
-    return Dataset(
-        name=card.name,
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(y),
-        classes=2,
-        description=card.description,
-        licence=card.licence,
+    return build_dataset(
+        card,
+        torch.from_numpy(x),
+        torch.from_numpy(y),
         official_test=torch.from_numpy(is_test),
         mean=(0.0,),
         std=(1.0,),
         groups=groups,
-        default_partition=default_partition,
-        class_names=INCOMES,
     )
 
 
-def _adult_layouts(card: Card, default_partition: str) -> tuple[FileLayout, ...]:
-    def original(paths: FilePaths) -> Dataset:
-        return _adult(
-            card,
-            read_adult(paths["adult.data"]),
-            read_adult(paths["adult.test"]),
-            default_partition,
-        )
-
-    def tables(paths: FilePaths) -> Dataset:
-        return _adult(
-            card,
-            read_csv(paths["adult_train.csv"]),
-            read_csv(paths["adult_test.csv"]),
-            default_partition,
-        )
-
-    return (
-        FileLayout(original, ("adult.data", "adult.test"), sums=SUMS["adult"]),
-        FileLayout(tables, ("adult_train.csv", "adult_test.csv"), sums=SUMS["adult"]),
-    )
+def _adult_original(card: Description, paths: FilePaths) -> Dataset:
+    train, test = (read_adult(path) for path in paths.values())
+    return _adult(card, train, test)
 
 
-register(Entry(ADULT, _adult_layouts(ADULT, "dirichlet(alpha=0.5)")))
-register(Entry(ADULT_PHD, _adult_layouts(ADULT_PHD, "natural(by=doctorate)")))
+def _adult_csv(card: Description, paths: FilePaths) -> Dataset:
+    train, test = (read_csv(path) for path in paths.values())
+    return _adult(card, train, test)
 
 
-# Imported with a schema, from files that come with Comity.
-HEART = Card(
-    name="heart",
-    samples=920,
-    classes=2,
-    shape=(30,),
-    description=(
-        "Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)"
-    ),
-    licence="CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
-    groups=("site",),
-    missing=(
-        "numbers are filled with the mean of the hospital's own training samples, with an indicator"
-        " column for each; a missing word is a row of zeros"
-    ),
-)
 HEART_FILES = Path(__file__).parent.parent / "embedded" / "heart"
 
 
-def _heart() -> Dataset:
+def _heart(card: Description) -> Dataset:
+    """Import the files that come with Comity, with their schema."""
     parties = {path.stem: path for path in sorted(HEART_FILES.glob("*.csv"))}
-    dataset = read_federation(parties, HEART.name, schema=read_schema(HEART_FILES / "schema.json"))
+    dataset = read_federation(parties, card.name, schema=read_schema(HEART_FILES / "schema.json"))
     return replace(
         dataset,
         groups={"site": dataset.groups["party"]},
-        default_partition="natural(by=site)",
-        description=HEART.description,
-        licence=HEART.licence,
+        default_partition=card.default_partition,
+        description=card.description,
+        licence=card.licence,
     )
 
 
@@ -208,4 +123,9 @@ def _heart_scaled(heart: Dataset, scale: Literal["own", "fixed"] = "own") -> Dat
     )
 
 
-register(Entry(HEART, make=_heart, options=_heart_scaled))
+register_datasets(
+    Path(__file__).with_suffix(".toml"),
+    readers={"adult-original": _adult_original, "adult-csv": _adult_csv},
+    make={"heart": _heart},
+    options={"heart": _heart_scaled},
+)
