@@ -245,7 +245,7 @@ def test_more_workers_than_processors_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_worker_with_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "installed", lambda: ["0.0.1", "2.13.0"])
+    monkeypatch.setattr(ray_cluster, "installed_versions", lambda: ["0.0.1", "2.13.0"])
     with pytest.raises(
         ComityError, match=r"but here are 0\.0\.1 and 2\.13\.0: install the same everywhere"
     ):
