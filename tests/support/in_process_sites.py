@@ -112,6 +112,7 @@ class Sites:
         whole = comity.load(data)
         self.folder = folder
         self.root = Root()
+        self._identities: dict[str, Identity] = {}
         self.names = sorted(sizes)
         files = folder / "files"
         files.mkdir(parents=True)
@@ -148,7 +149,9 @@ class Sites:
 
     def handler(self, name: str, server: str | None = HUB) -> RequestHandler:
         """A site's request handler; without a `server` it answers whoever asks."""
-        return RequestHandler(self.site(name), "lead@comity", self.root.identity(name), server)
+        if name not in self._identities:
+            self._identities[name] = self.root.identity(name)
+        return RequestHandler(self.site(name), "lead@comity", self._identities[name], server)
 
     def transport(self, server: str | None = HUB) -> Handed:
         """A transport to all sites; without a `server` its requests may be changed on the way."""
