@@ -142,7 +142,7 @@ def run(
     gpus: float | None = None,
     partial_sums: bool = False,
     secure_aggregation: bool = False,
-    secure_aggregation_range: float = 16.0,
+    secure_aggregation_range: float = 128.0,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,

@@ -279,7 +279,7 @@ class Experiment(BaseModel):
         ),
     )
     secure_aggregation_range: float = Field(
-        16.0,
+        128.0,
         gt=0,
         allow_inf_nan=False,
         description=(
