@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 import torch
 from in_process_sites import Handed, Sites, ended, watched
+from matrix import compositions
+from sweeps import over_methods
 
 from comity import algorithms
 from comity.base.record import Params, leaves
-from comity.deploy import secure_site, site_results, site_run
+from comity.core.validate import MessageValidator
+from comity.deploy import site_results
 from comity.deploy.messages import REQUESTS, RunCall, SecureCall, SecureStep, unpack
+from comity.deploy.policy import SitePolicy
 from comity.deploy.secure_server import EXPERIMENTAL
-from comity.deploy.secure_terms import check_can_be_secure
+from comity.deploy.secure_terms import check_can_be_secure, flat_reply
 from comity.deploy.server import FAILURE, SUMS
 from comity.deploy.session import content_of
+from comity.engines.site import Site
 from comity.errors import UsageError
 from comity.privacy.secagg.site import STEPS
 from comity.runs import config
@@ -104,6 +109,25 @@ def test_the_mean_is_that_of_a_run_without_it(method: str, sites: Sites) -> None
     assert not list((secure_run / SUMS).glob("*"))  # the checkpoint contains them
 
 
+def can_be_secure(method: str) -> bool:
+    try:
+        check_can_be_secure(algorithms.compose(method, {}), method)
+    except UsageError:
+        return False
+    return method != "solo" and "+dp" not in method  # the noise of two runs differs
+
+
+@pytest.mark.parametrize("method", over_methods(list(filter(can_be_secure, compositions()))))
+def test_every_method_that_can_have_it(method: str, sites: Sites) -> None:
+    name = "".join(filter(str.isalnum, method))
+    settings = {"model": "mlp2(width=8)", "rounds": 1}
+    plain_run = sites.run(method, f"each{name}", **USUAL | settings)
+    secure_run = sites.run(method, f"sum{name}", **SECURE | settings)
+    assert ended(secure_run)["absent"] == ended(plain_run)["absent"] == {}
+    for one, other in zip(server_tensors(plain_run), server_tensors(secure_run), strict=True):
+        assert (one - other).abs().max() <= 1e-6
+
+
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 def test_no_reply_crosses_in_the_clear(
     method: str, sites: Sites, monkeypatch: pytest.MonkeyPatch
@@ -112,15 +136,14 @@ def test_no_reply_crosses_in_the_clear(
     run without secure aggregation the search finds them.
     """
     replies: list[Params] = []
-    flatten = site_run.flat_reply
-    check = site_run.MessageValidator.check_reply
+    check = MessageValidator.check_reply
 
     def keep(validator: Any, call: Any, reply: Any) -> None:
         if reply is not None and not any(leaf.is_meta for leaf in leaves(reply)):
-            replies.append(flatten(reply))
+            replies.append(flat_reply(reply))
         check(validator, call, reply)
 
-    monkeypatch.setattr(site_run.MessageValidator, "check_reply", keep)
+    monkeypatch.setattr(MessageValidator, "check_reply", keep)
 
     def carried(run: str, settings: Mapping[str, Any]) -> list[bool]:
         replies.clear()
@@ -179,7 +202,7 @@ def test_clipping_is_reported(sites: Sites) -> None:
 def test_a_reply_that_is_not_finite_is_left_out(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = site_run.Site.run
+    run = Site.run
 
     def ruin(site: Any, call: Any, *rest: Any) -> Any:
         result = run(site, call, *rest)
@@ -187,7 +210,7 @@ def test_a_reply_that_is_not_finite_is_left_out(
             next(iter(result.reply.theta.values())).fill_(torch.nan)
         return result
 
-    monkeypatch.setattr(site_run.Site, "run", ruin)
+    monkeypatch.setattr(Site, "run", ruin)
     folder = sites.run("fedavg", "nonfinite", **SECURE)
     rows = RunFolder(folder).read_absences()
     assert [(row.party, row.round, row.how) for row in rows] == [("east", 1, "nonfinite")]
@@ -301,9 +324,9 @@ def test_a_server_that_is_killed_after_the_masking_discards_the_round(
 def test_a_site_with_another_key_cannot_return_to_the_run(sites: Sites) -> None:
     with pytest.raises(Killed):
         sites.run("fedavg", "otherkey", Fatal(sites, "Evaluate", False), **SECURE)
-    own = sites._identities.pop("east")
+    own = sites.root.lasting.pop("east")
     folder = sites.run("fedavg", "otherkey", **SECURE)
-    sites._identities["east"] = own
+    sites.root.lasting["east"] = own
     assert "has another key than when this run began" in (folder / FAILURE).read_text()
 
 
@@ -410,7 +433,7 @@ def test_the_strictest_threshold_of_all_sites_counts(
 def test_an_unknown_value_in_the_policy(text: str, strict_sites: Sites) -> None:
     strict_sites.change("north", {ALLOWED: f"secure_aggregation = {text}"})
     with pytest.raises(UsageError, match="must be 'allowed', 'required' or 'never', not"):
-        secure_site.SitePolicy.read(strict_sites.site("north"))
+        SitePolicy.read(strict_sites.site("north"))
 
 
 def test_a_simulation_is_refused(sites: Sites) -> None:
