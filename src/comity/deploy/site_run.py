@@ -463,7 +463,7 @@ class SiteRun:
                 result.keeps,
                 result.ruined,
                 unfit,
-                result.warning or self._clipping_warning(reply),
+                " ".join(filter(None, (result.warning, self._clipping_warning(reply)))),
                 {name: list(value.shape) for name, value in reply.items()},
             ),
             encode(keys) if keys else b"",
