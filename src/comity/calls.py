@@ -85,6 +85,8 @@ class Settings(TypedDict, total=False):
     workers: int | None
     gpus: float | None
     partial_sums: bool
+    secure_aggregation: bool
+    secure_aggregation_range: float
     set: Mapping[str, Option] | None
     party: Mapping[str, Any] | None
 
@@ -139,6 +141,8 @@ def run(
     workers: int | None = None,
     gpus: float | None = None,
     partial_sums: bool = False,
+    secure_aggregation: bool = False,
+    secure_aggregation_range: float = 128.0,
     set: Mapping[str, Option] | None = None,
     party: Mapping[str, Any] | None = None,
     **options: Option,
@@ -211,6 +215,10 @@ def run(
         gpus: GPUs, or a fraction of one, per Ray worker (untested)
         partial_sums: let each worker (process or ray) sum its parties' replies where the method
             only averages them: less traffic; results differ by rounding
+        secure_aggregation: with --federation: the server learns the mean of the replies and no
+            single reply (experimental)
+        secure_aggregation_range: largest absolute value that secure aggregation can encode; larger
+            ones are clipped
         set: options of the method
         party: settings of individual parties
         options: options of the method, by name

@@ -44,11 +44,19 @@ class Root:
     def __init__(self, days: int = 10) -> None:
         self.key = ed25519.Ed25519PrivateKey.generate()
         self.certificate = self.certified("root", self.key, days)
+        self.lasting: dict[str, Identity] = {}
+        """Identities of sites, which a restart does not change."""
 
     def identity(self, name: str, days: int = 10, since: int = 30) -> Identity:
         """Somebody whom the root vouches for, since some days ago and for some days more."""
         key = ed25519.Ed25519PrivateKey.generate()
         return Identity(self.certified(name, key, days, since), key, self.certificate)
+
+    def lasting_identity(self, name: str) -> Identity:
+        """The identity of a site, the same each time."""
+        if name not in self.lasting:
+            self.lasting[name] = self.identity(name)
+        return self.lasting[name]
 
     def certified(self, name: str, key: Signer, days: int, since: int = 30) -> x509.Certificate:
         """A certificate for somebody's key."""
@@ -148,7 +156,9 @@ class Sites:
 
     def handler(self, name: str, server: str | None = HUB) -> RequestHandler:
         """A site's request handler; without a `server` it answers whoever asks."""
-        return RequestHandler(self.site(name), "lead@comity", self.root.identity(name), server)
+        return RequestHandler(
+            self.site(name), "lead@comity", self.root.lasting_identity(name), server
+        )
 
     def transport(self, server: str | None = HUB) -> Handed:
         """A transport to all sites; without a `server` its requests may be changed on the way."""

@@ -5,7 +5,7 @@ where only their mean is needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from comity.base.call import CallId, Edge, Message, PartyResult
 from comity.base.record import Sealed
@@ -23,6 +23,15 @@ SUMMED = (
 )
 
 
+class Overhead(NamedTuple):
+    """Bytes that crossed for a sum of replies, beside messages and replies."""
+
+    party: int
+    sent: bool
+    """Whether the party sent them. If not, it received them."""
+    bytes: int
+
+
 class PartyRunner(Protocol):
     """An engine. It runs party functions; results come in any order, and some may be missing."""
 
@@ -33,7 +42,8 @@ class PartyRunner(Protocol):
 
 @runtime_checkable
 class SumsReplies(Protocol):
-    """An engine with workers, which add up what their parties reply.
+    """An engine whose workers add up what their parties reply, or whose sites do so by secure
+    aggregation.
 
     Each worker returns the results of its parties, with the replies' tensors on the meta device,
     and the weighted sum of those replies that are finite and have one of the `weights`; None if
@@ -43,6 +53,17 @@ class SumsReplies(Protocol):
     def sum_replies(
         self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
     ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]: ...
+
+    @property
+    def sum_warning(self) -> str:
+        """A warning for the user about how replies are added up."""
+        ...
+
+    def take_overhead(self) -> list[Overhead]:
+        """Return and remove the bytes since the last call that crossed beside messages and
+        replies.
+        """
+        ...
 
 
 def in_order(ids: Iterable[int], results: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:

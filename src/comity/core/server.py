@@ -26,7 +26,7 @@ from comity.core.charging import Charging
 from comity.core.participation import CallParticipation, NoReplies, Participation, Rules
 from comity.core.party import Info, Party, WatchedInfo
 from comity.core.release import Spending
-from comity.core.runner import SUMMED, PartialSums, PartyRunner, RunsParties, SumsReplies, in_order
+from comity.core.runner import PartialSums, PartyRunner, RunsParties, SumsReplies, in_order
 from comity.core.wrapper import chain
 from comity.errors import ComityError
 from comity.training.descent import fold, train
@@ -116,7 +116,7 @@ class Server(Charging):
         self._participation = participation
         self._runner = runner
         self._summer = summer
-        """The engine, if its workers add up replies that are only averaged."""
+        """The engine, if its workers or sites add up replies that are only averaged."""
         self._occurrences: Counter[tuple[int, str]] = Counter()
         self._open_loop = ""
         """The party function over whose replies a loop is running; empty if there is none."""
@@ -234,20 +234,31 @@ class Server(Charging):
 
         Replies are records of parameters. `weights` are by party number; without them all replies
         have the same weight. Replies are averaged in party order. With partial sums, each worker
-        adds up the replies of its parties, and the sums are averaged.
+        adds up the replies of its parties, and the sums are averaged. With secure aggregation, the
+        sites do so without telling the server single replies.
         """
         mean = AveragedReplies[R](self.averaging)
         weight_of = {i: 1.0 if weights is None else weights[i] for i in messages}
         if self._summer:
             sums = PartialSums(self._summer, weight_of, self.participation_log.will_lose_reply)
-            replies = self._accepted_replies(function, messages, {}, sums.run)
-            sums.add_to(mean, [i for i, _ in replies])
-            self.warn(SUMMED)
+            try:
+                replies = self._accepted_replies(function, messages, {}, sums.run)
+                sums.add_to(mean, [i for i, _ in replies])
+            finally:
+                self._charge_overhead(function.__name__, self._summer)
+            self.warn(self._summer.sum_warning)
         else:
             for i, reply in self._accepted_replies(function, messages, {}, self._runner.run):
                 mean.add(i, reply, weight_of[i])
                 del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
+
+    def _charge_overhead(self, function: str, summer: SumsReplies) -> None:
+        """Charge what crossed for a sum of replies beside them."""
+        for overhead in summer.take_overhead():
+            party = self.info.name(overhead.party)
+            src, dst = (party, SERVER) if overhead.sent else (SERVER, party)
+            self._charge(function, src, dst, "up" if overhead.sent else "down", overhead.bytes)
 
     def evaluation_call(self) -> CallId:
         """The id of an evaluation, which leaves party states as they are."""

@@ -2,7 +2,7 @@
 
 A message names the state that it continues from. A site therefore needs no other information after
 a restart, a lost reply or a discarded round. A site that does not reply in time, or refuses, counts
-as a party that was not heard.
+as a party that was not heard. With secure aggregation, replies that are averaged arrive as one sum.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.base.record import Sealed
+from comity.core.aggregate import PartialSum
+from comity.core.runner import Overhead
 from comity.core.validate import MessageValidator
 from comity.deploy.messages import (
     REPLIES,
@@ -30,6 +32,8 @@ from comity.deploy.messages import (
     pack,
     unpack,
 )
+from comity.deploy.secure_server import EXPERIMENTAL, Limits, SecureSums, SumFiles
+from comity.deploy.secure_terms import SecureRun
 from comity.deploy.transport import Transport
 from comity.engines.engine import Engine, inboxes
 from comity.engines.saved import Saved
@@ -55,6 +59,8 @@ class SitesEngine(Engine):
         run: the run's name
         deadline: how many seconds a site has for a reply
         most_bytes: the largest reply
+        secure: the terms of secure aggregation that all sites accept, in a run that has it
+        sums: the folder for sums of replies that no checkpoint contains
     """
 
     def __init__(
@@ -64,6 +70,8 @@ class SitesEngine(Engine):
         run: str,
         deadline: float,
         most_bytes: int,
+        secure: Limits | None = None,
+        sums: Path | None = None,
     ) -> None:
         self._transport = transport
         self._server_run = server_run
@@ -79,6 +87,24 @@ class SitesEngine(Engine):
         ]
         self._round = 0
         self._warnings: dict[str, int] = {}
+        self._secure: SecureSums | None = None
+        if secure is not None:
+            assert sums is not None
+            secure_run = SecureRun(
+                run,
+                server_run.experiment,
+                server_run.context.party_infos.parties,
+                tuple(sorted(server_run.info.names)),
+            )
+            self._secure = SecureSums(
+                secure_run,
+                secure,
+                self._names,
+                self._validators,
+                SumFiles(sums),
+                self._ask,
+                self._warn,
+            )
 
     def run(
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
@@ -114,6 +140,26 @@ class SitesEngine(Engine):
                 reply, head.steps, head.keeps, head.ruined, one_line(head.warning), head.unusable
             )
             yield i, result
+
+    def sum_replies(
+        self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
+    ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]:
+        """Run a party function at sites that add up their replies by secure aggregation; see
+        `core.runner.SumsReplies`.
+        """
+        assert self._secure is not None
+        self._round = call.round
+        if weights:
+            yield self._secure.sum(call, messages, weights)
+
+    @property
+    def sum_warning(self) -> str:
+        return EXPERIMENTAL
+
+    def take_overhead(self) -> list[Overhead]:
+        assert self._secure is not None
+        overhead, self._secure.overhead = self._secure.overhead, []
+        return overhead
 
     def evaluate(
         self, messages: Mapping[int, Message], look: EvaluationRequest
@@ -153,6 +199,8 @@ class SitesEngine(Engine):
         heads = {i: Committed(self._run, call_name(version)) for i, version in versions.items()}
         for _ in self._ask(heads, {}, Done):
             pass  # a site that does not get this keeps more states than it needs
+        if self._secure:
+            self._secure.files.forget()
 
     def load(
         self,
@@ -202,8 +250,10 @@ class SitesEngine(Engine):
             else:
                 self._warn(i, "it answered something else than it was asked.")
 
-    def _warn(self, i: int, why: str) -> None:
-        warning = f"{self._names[i]} was not heard in round {self._round}: {one_line(why)}"
+    def _warn(self, i: int | None, why: str) -> None:
+        """Add a warning about a party, or about the secure aggregation of all."""
+        who = "Secure aggregation failed" if i is None else f"{self._names[i]} was not heard"
+        warning = f"{who} in round {self._round}: {one_line(why)}"
         self._warnings.setdefault(warning, self._round)
 
 

@@ -30,7 +30,9 @@ from comity.wire.codec import encode
 LOG = "log.txt"
 KIT = "kit"
 UNREADABLE_POLICY = "The policy of this site cannot be read; the site's log says why."
-COMPUTED = messages.RunCall | messages.Evaluate | messages.EvaluateAlone
+Call = messages.RunCall | messages.SecureCall | messages.SecureStep
+"""The requests for a call of a party function."""
+COMPUTED = Call | messages.Evaluate | messages.EvaluateAlone
 """The requests that are computed from the site's data."""
 FAULT = "The site could not answer; its own log says why."
 
@@ -127,8 +129,8 @@ class RequestHandler:
         match head:
             case messages.Begin():
                 run.begin(head, policy)
-            case messages.RunCall():
-                return self._run_call(run, head, body, policy)
+            case messages.RunCall() | messages.SecureCall() | messages.SecureStep():
+                return self._answer_call(run, head, body, policy)
             case messages.Evaluate():
                 return pack(Done(), encode(run.evaluate(head, body, policy)))
             case messages.EvaluateAlone():
@@ -163,14 +165,20 @@ class RequestHandler:
         self.log(f"accepted: {self._run.describe()}")
         return pack(self._run.introduced)
 
-    def _run_call(
-        self, run: SiteRun, head: messages.RunCall, body: bytes, policy: SitePolicy
-    ) -> bytes:
+    def _answer_call(self, run: SiteRun, head: Call, body: bytes, policy: SitePolicy) -> bytes:
+        """Answer a request for a call, and log what was done and how much leaves."""
         sent_before = run.tables.sent
-        reply = run.run_call(head, body, policy)
+        match head:
+            case messages.RunCall():
+                reply, what = run.run_call(head, body, policy), "is done"
+            case messages.SecureCall():
+                reply, what = run.secure_call(head, body, policy), "is done, its reply stays here"
+            case messages.SecureStep():
+                reply = run.secure_step(head, body, policy)
+                what = f"goes on with secure aggregation ({head.step})"
         sent = run.tables.sent
         self.log(
-            f"round {head.call[2]}: {head.call[0]} is done, {size(sent - sent_before)} leave,"
+            f"round {head.call[2]}: {head.call[0]} {what}, {size(sent - sent_before)} leave,"
             f" {size(sent)} in all"
         )
         return reply

@@ -71,6 +71,38 @@ class RunCall:
 
 
 @record
+class SecureCall:
+    """Asks for a call of a party function whose reply enters secure aggregation, and for the first
+    step of that; the body is the message of the call.
+    """
+
+    run: str
+    call: CallName
+    after: CallName | None
+    first: bool
+    threshold: int
+    """How many sites must take part to the end."""
+    colluders: int
+    """How many sites may collude with the server."""
+    by_samples: bool
+    """Whether replies are weighted by the number of training samples. If not, all weigh the
+    same.
+    """
+
+
+@record
+class SecureStep:
+    """Asks for a later step of secure aggregation; the body is what the server collected in the
+    step before.
+    """
+
+    run: str
+    call: CallName
+    step: str
+    """A name in `comity.privacy.secagg.site.STEPS`."""
+
+
+@record
 class Evaluate:
     """Asks for an evaluation of the deployed model; the body is the server's message for it."""
 
@@ -126,6 +158,10 @@ class Introduced:
     comity: str
     split: str = ""
     """How the site's records are split, by the settings of its first run on these data."""
+    threshold: float = 0.0
+    """In a run with secure aggregation: the share of the sites that must take part to the end."""
+    colluders: int = 0
+    """In a run with secure aggregation: how many sites may collude with the server."""
 
 
 @record
@@ -137,6 +173,22 @@ class Answered:
     ruined: str
     warning: str
     unusable: tuple[int, ...]
+
+
+@record
+class Prepared:
+    """The result of a call whose reply enters secure aggregation, without the reply; the body has
+    the site's keys, or nothing if a value is not finite.
+    """
+
+    steps: int
+    keeps: bool
+    ruined: str
+    unfit: str
+    """The first value of the reply that is not finite; empty if all are."""
+    warning: str
+    tensors: dict[str, list[int]]
+    """The shapes of the reply's tensors."""
 
 
 @record
@@ -158,6 +210,8 @@ REQUESTS = frozenset(
         Begin,
         SignedKey,
         RunCall,
+        SecureCall,
+        SecureStep,
         Cipher,
         Evaluate,
         EvaluateAlone,
@@ -165,7 +219,7 @@ REQUESTS = frozenset(
         End,
     )
 )
-REPLIES = frozenset((Introduced, PartyInfo, SignedKey, Answered, Done, Failed))
+REPLIES = frozenset((Introduced, PartyInfo, SignedKey, Answered, Prepared, Done, Failed))
 
 
 def pack(head: Any, body: bytes = b"") -> bytes:

@@ -17,13 +17,16 @@ from typing import Any
 
 from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
+from comity.core.signature import party_functions
 from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
 from comity.deploy.group_size import Group
+from comity.deploy.secure_terms import check_can_be_secure, is_silent, share_of
 from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import base_file
 from comity.names import display_name
 from comity.plugins import is_code
+from comity.privacy.secagg import SiteLimits
 from comity.runs.config import Experiment
 from comity.safe_files import write_atomically
 from comity.spec import format_value, parse, split
@@ -32,6 +35,8 @@ from comity.units import size
 NAME = "site.toml"
 BUDGET = "budget_"
 CLASS_COUNTS = "class counts"
+NEVER, ALLOWED, REQUIRED = "never", "allowed", "required"
+"""The values of `secure_aggregation`."""
 SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 TEMPLATE = """\
 # Site policy of {name}: what may run here, and what may leave. Comity reads this file before every
@@ -101,6 +106,17 @@ digits = 3
 # Allow per-sample test outcomes to leave the site.
 outcomes = false
 
+# Secure aggregation (experimental), by which the server learns the mean of the sites' replies and
+# no single reply. "allowed": if a run asks for it. "required": replies leave in no other way, and
+# methods that do more than average replies are refused. "never": runs that ask for it are refused.
+secure_aggregation = "allowed"
+
+# How many sites, at least, must take part in secure aggregation to the end, as a share of the sites
+# of the run; and how many of the others, at least, may collude with the server without learning
+# more than the mean. Between 3 sites of which 1 may collude, all must take part to the end.
+threshold = 0.5
+colluders = 1
+
 # Limits over all runs since this site joined.
 [budget]
 bytes = "100 GB"
@@ -140,6 +156,9 @@ class SitePolicy:
     evaluations: int = 1100
     digits: int = 3
     outcomes: bool = False
+    secure_aggregation: str = "allowed"
+    threshold: float = 0.5
+    colluders: int = 1
     budget_bytes: int = 100 * SCALES["GB"]
     budget_epsilon: float = field(default=math.inf)
 
@@ -204,6 +223,7 @@ class SitePolicy:
                 f" {experiment.rounds} (rounds)."
             )
         self._check_training(experiment)
+        self._check_aggregation(name, experiment, algorithm)
         if math.isfinite(self.budget_epsilon) and not any(
             layer.traits.protects_records for layer in chain(algorithm)
         ):
@@ -211,6 +231,31 @@ class SitePolicy:
                 f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, and that of {name}"
                 " has no bound (budget: epsilon)."
             )
+
+    def _check_aggregation(
+        self, name: str, experiment: Experiment, algorithm: AnyAlgorithm
+    ) -> None:
+        """Refuse secure aggregation that is forbidden or impossible, and replies without it where
+        it is required.
+        """
+        if experiment.secure_aggregation:
+            if self.secure_aggregation == NEVER:
+                raise UsageError(
+                    f"{self.name} takes no part in secure aggregation (secure_aggregation)."
+                )
+            check_can_be_secure(algorithm, name)
+        elif self.secure_aggregation == REQUIRED and any(
+            not is_silent(algorithm, *place) for place in party_functions(algorithm)
+        ):
+            check_can_be_secure(algorithm, name)
+            raise UsageError(
+                f"{self.name} takes part in {name} with secure aggregation only: use"
+                " --secure-aggregation (secure_aggregation)."
+            )
+
+    def limits(self, sites: int) -> SiteLimits:
+        """The least terms of secure aggregation that this site accepts, among so many sites."""
+        return SiteLimits(share_of(sites, self.threshold), self.sites, self.colluders)
 
     def _check_training(self, experiment: Experiment) -> None:
         """Refuse longer local trainings than the policy allows."""
@@ -397,8 +442,12 @@ def _value(path: Path, name: str, value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UsageError(f"{path}: {name} must be a list of names, not {quote(value)}.")
         return tuple(value)
-    if name == "held_out":
+    if name in ("held_out", "threshold"):
         return _share(path, name, value)
+    if name == "secure_aggregation" and value not in (NEVER, ALLOWED, REQUIRED):
+        raise UsageError(
+            f"{path}: {name} must be {ALLOWED!r}, {REQUIRED!r} or {NEVER!r}, not {quote(value)}."
+        )
     descriptions = {
         "int": "a whole number",
         "bool": "true or false",

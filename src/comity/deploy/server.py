@@ -37,11 +37,19 @@ from comity.deploy.messages import (
     pack,
     unpack,
 )
+from comity.deploy.secure_server import Limits
+from comity.deploy.secure_terms import (
+    check_can_be_secure,
+    check_only_floating,
+    least_sites,
+    strictest_threshold,
+)
 from comity.deploy.session import AuthenticatedTransport
 from comity.deploy.site_store import run_secret
 from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import check_fits
+from comity.names import display_name
 from comity.runs import config
 from comity.runs.config import Experiment
 from comity.runs.context import PartyInfo, PartyInfos, RunContext
@@ -61,6 +69,8 @@ RUNS = "runs"
 KIT = "server"  # the server's startup kit in the operator's folder
 FAILURE = "failure.txt"
 """The file in the server's folder of a run that says why the run could not continue."""
+SUMS = "sums"
+"""The folder in the server's folder of a run with sums of replies that no checkpoint contains."""
 FAILED_ENDINGS = "failed_endings"
 """The key in the summary of a run between sites that says, by site, why the end failed there."""
 NOT_CONNECTED = "it is not connected."
@@ -165,6 +175,7 @@ def conduct(
     server_run = server_run_of(
         experiment, parties, run.read_plan() if begun else None, run_secret(folder, order.run)
     )
+    secure = secure_limits(server_run, {**parties, **connected})
     _begin_at_sites(transport, order, connected, parties)
     with prepared_process(run):
         summary = run.read_summary()
@@ -174,7 +185,9 @@ def conduct(
         run.summary.unlink(missing_ok=True)  # the end is repeated at all sites
         if not begun:
             _write_first_files(run, server_run, parties)
-        engine = SitesEngine(transport, server_run, order.run, order.deadline, MOST_BYTES)
+        engine = SitesEngine(
+            transport, server_run, order.run, order.deadline, MOST_BYTES, secure, run.path / SUMS
+        )
         warnings = [f"{name} takes no part: {why}" for name, why in refusals.items()]
         warnings += _other_splits(experiment, connected)
 
@@ -289,6 +302,29 @@ def server_run_of(
     return server_run
 
 
+def secure_limits(server_run: ServerRun, sites: Mapping[str, Introduced]) -> Limits | None:
+    """The terms of secure aggregation that all sites of a run accept; None without it.
+
+    Raises `UsageError` if the method cannot have it, or if there are too few sites.
+    """
+    experiment = server_run.experiment
+    if not experiment.secure_aggregation:
+        return None
+    check_can_be_secure(server_run.algorithm, display_name(experiment.algorithm))
+    check_only_floating(server_run.algorithm, server_run.info)
+    names = server_run.info.names
+    colluders = max(sites[name].colluders for name in names)
+    threshold = strictest_threshold(
+        len(names), [sites[name].threshold for name in names], colluders
+    )
+    if threshold > len(names):
+        raise UsageError(
+            f"Secure aggregation of {len(names)} sites cannot withstand {colluders} colluders, as a"
+            f" site requires: at least {least_sites(colluders)} sites must take part."
+        )
+    return Limits(threshold, colluders)
+
+
 def introduce(
     transport: Transport,
     order: JobRequest,
@@ -351,6 +387,8 @@ def _find_fault(site: Introduced) -> str:
     info = site.said
     if info.train < 1 or info.validation < 0 or info.test < 0:
         return "it says that it has no training samples, or a negative number of other samples."
+    if not 0 <= site.threshold <= 1 or site.colluders < 0:
+        return "its limits of secure aggregation are impossible."
     if info.counts is not None and (
         len(info.counts) != site.classes or min(info.counts, default=0) < 0
     ):

@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.metadata import version
@@ -18,9 +19,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from comity import algorithms
-from comity.base.call import CallId, Message
+from comity.base.call import CallId, Message, PartyResult
+from comity.base.finite import not_finite
 from comity.base.key import Key
-from comity.base.record import Sealed, payload, sealed_in, unseal
+from comity.base.record import Params, Sealed, payload, sealed_in, unseal
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
 from comity.core.release import Asked, planned_calls
@@ -36,6 +38,20 @@ from comity.deploy.key_exchange import Identity, keys_of
 from comity.deploy.messages import Answered, Introduced, pack, to_call_id
 from comity.deploy.policy import SitePolicy
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
+from comity.deploy.secure_site import (
+    CertifiedSites,
+    SecureSite,
+    pin_certificates,
+    roster_certificates,
+)
+from comity.deploy.secure_terms import (
+    SecureRun,
+    averaged_type,
+    check_only_floating,
+    flat_reply,
+    is_silent,
+    overhead_of,
+)
 from comity.deploy.site_store import (
     DIGEST_BYTES,
     Replies,
@@ -115,6 +131,8 @@ class SiteRun:
     """What all runs have released of this site's records."""
     tables: SiteTables = field(init=False)
     _active: ActiveRun | None = None
+    _secure: SecureSite | None = None
+    """In a run with secure aggregation, for a site whose replies are averaged."""
     _account: Account | None = None
     _checked_policy: SitePolicy | None = None
 
@@ -190,6 +208,8 @@ class SiteRun:
             signed_key=identity.signed_key(request.run, key) if identity else None,
             comity=here,
             split=str(split),
+            threshold=policy.threshold if experiment.secure_aggregation else 0.0,
+            colluders=policy.colluders if experiment.secure_aggregation else 0,
         )
         _begin_folder(
             RunFolder(at / "runs" / request.run),
@@ -318,6 +338,9 @@ class SiteRun:
         policy.check_sites(self._certified_sites(head, names))
         shapes = site.party.task.shapes.values()
         policy.check_weights(sum(math.prod(shape) for shape, _ in shapes))
+        if self.experiment.secure_aggregation:
+            check_only_floating(algorithm, server_run.info)
+            self._secure = self._secure_site(head, server_run.info.names, policy)
         self._open_account(server_run, site.party.id, policy)
         self._active = ActiveRun(
             site,
@@ -330,6 +353,23 @@ class SiteRun:
             restrict_to_party(site.party, server_run),
         )
         write_roster(self.folder.path, head.parties)
+
+    def _secure_site(
+        self, head: messages.Begin, names: tuple[str, ...], policy: SitePolicy
+    ) -> SecureSite | None:
+        """This site's side of secure aggregation between the sites `names`; None for a
+        newcomer.
+        """
+        if self.party not in names:
+            return None
+        roster = tuple(sorted(names))
+        certificates = roster_certificates(self.identity, self.name, roster, head.signed_keys)
+        assert self.identity is not None
+        run = SecureRun(self.name, self.experiment, head.parties, roster)
+        secure = SecureSite(run, CertifiedSites(self.identity, certificates), self.at)
+        secure.check_limits(policy)
+        pin_certificates(self.folder.path, certificates)
+        return secure
 
     def _open_account(self, server_run: ServerRun, number: int, policy: SitePolicy) -> None:
         """Open the privacy account, if the privacy loss of all runs stays within the budget."""
@@ -374,11 +414,14 @@ class SiteRun:
         The new state and all rows of the site's tables are on the disk before the reply leaves.
         """
         active, call = self.active, CallId(*head.call)
-        active.validator.check_call(call)
-        self.check_round(call.round)
-        self._check_planned(call)
-        content = decode(body, most_bytes=policy.message, records=active.validator.records)
-        active.validator.check_message(call, content)
+        self._check_call(call)
+        if self.experiment.secure_aggregation and not is_silent(
+            active.site.algorithm, call.depth, call.function
+        ):
+            raise UsageError(
+                f"{self.party} answers {call.function} through secure aggregation only."
+            )
+        content = self._decode_message(call, body, policy)
         inbox = self._open_inbox(head.inbox, call)
         self.tables.charge_received(call.round, call.function, "down", payload(content))
         for sender, sealed in sorted(head.inbox.items()):
@@ -390,11 +433,93 @@ class SiteRun:
             self.tables.charge_sent(call.round, call.function, "up", len(stored))
             return stored
         self._charge(call, request, policy)
-        try:
+        with self._undone_if_it_fails():
             return self._compute_reply(head, content, inbox, request, policy)
+
+    def secure_call(self, head: messages.SecureCall, body: bytes, policy: SitePolicy) -> bytes:
+        """Run a party function whose reply enters secure aggregation, and return the packed result
+        with this site's keys, which are the first step.
+
+        The new state and all rows of the site's tables are on the disk before anything leaves.
+        """
+        active, call = self.active, CallId(*head.call)
+        self._check_call(call)
+        secure = self._secure
+        if secure is None or not averaged_type(active.site.algorithm, call.depth, call.function):
+            raise UsageError(f"The replies of {self.party} to {call.function} are not averaged.")
+        secure.check_call(head, body, policy)
+        content = self._decode_message(call, body, policy)
+        self.tables.charge_received(call.round, call.function, "down", payload(content))
+        request_head = messages.RunCall(head.run, head.call, head.after, head.first, {})
+        request = self._request_digest(request_head, body, {})
+        self._charge(call, request, policy)
+        with self._undone_if_it_fails():
+            result = self._run_function(request_head, content, {}, request)
+            reply = flat_reply(result.reply)
+            self._check_amount(policy, payload(result.reply))
+            unfit = not_finite(result.reply)
+            keys = None
+            if not unfit and not result.ruined:
+                keys = secure.begin(head, body, reply, policy)
+            self._record_result(call, request, result)
+        if keys:
+            self.tables.charge_sent(call.round, call.function, "up", payload(keys))
+        return pack(
+            messages.Prepared(
+                result.steps,
+                result.keeps,
+                result.ruined,
+                unfit,
+                " ".join(filter(None, (result.warning, self._clipping_warning(reply)))),
+                {name: list(value.shape) for name, value in reply.items()},
+            ),
+            encode(keys) if keys else b"",
+        )
+
+    def _clipping_warning(self, reply: Params) -> str:
+        largest = self.experiment.secure_aggregation_range
+        if all(value.abs().max() <= largest for value in reply.values() if value.numel()):
+            return ""
+        return (
+            f"Values of {self.party} beyond {largest:g} were clipped for secure aggregation: use a"
+            " larger --secure-aggregation-range."
+        )
+
+    def secure_step(self, head: messages.SecureStep, body: bytes, policy: SitePolicy) -> bytes:
+        """A later step of secure aggregation. Returns this site's packed message."""
+        call = CallId(*head.call)
+        if self._secure is None:
+            raise UsageError(f"{self.party} takes no part in secure aggregation of this run.")
+        message, reply = self._secure.step(call, head.step, body)
+        self._check_amount(policy, payload(reply))
+        self.tables.charge_received(call.round, call.function, "down", payload(message))
+        overhead = overhead_of(reply)
+        self.tables.charge_sent(call.round, call.function, "up", payload(reply) - overhead)
+        self.tables.charge_sent(call.round, call.function, "up", overhead)
+        return pack(messages.Done(), encode(reply))
+
+    def _check_call(self, call: CallId) -> None:
+        """Refuse a call that the method, the run or its privacy plan does not have."""
+        self.active.validator.check_call(call)
+        self.check_round(call.round)
+        self._check_planned(call)
+
+    def _decode_message(self, call: CallId, body: bytes, policy: SitePolicy) -> Any:
+        """The validated message of a call."""
+        validator = self.active.validator
+        content = decode(body, most_bytes=policy.message, records=validator.records)
+        validator.check_message(call, content)
+        return content
+
+    @contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """After an error, drop the state in memory. It may be newer than the one on the disk, which
+        the next request continues from.
+        """
+        active = self.active
+        try:
+            yield
         except BaseException:
-            # The state in memory may be newer than the one on the disk, which the next request
-            # continues from.
             self._active = replace(active, site=self._fresh_site())
             raise
 
@@ -432,11 +557,8 @@ class SiteRun:
         policy: SitePolicy,
     ) -> bytes:
         """Run the party function of a request; the reply and the new state are stored."""
-        active, call, after = self.active, CallId(*head.call), to_call_id(head.after)
-        number = active.site.party.id
-        site = self.restore_site(after)
-        result = site.run(call, Message(content, after, head.first), inbox, request)
-        active.validator.check_reply(call, result.reply)
+        active, call = self.active, CallId(*head.call)
+        result = self._run_function(head, content, inbox, request)
         # A message that is sealed for several recipients may occur in the reply several times.
         sealed_messages = {id(sealed): sealed for sealed in sealed_in(result.reply)}.values()
         to_peers = [
@@ -451,13 +573,7 @@ class SiteRun:
         )
         packed = pack(answer, encode(active.lock.close(result.reply), sealed_messages=True))
         policy.check_leaving(packed)
-        self.account.note_reply(call, number, result.reply)
-        unprotected = self.account.take()
-        self.ledger.note(self.name, request.hex(), unprotected)
-        self.tables.add_privacy(unprotected)
-        if result.keeps:
-            self.states.write(number, call, site.versions.blob())
-        self.tables.add_steps(call, result.steps)
+        self._record_result(call, request, result)
         self.tables.charge_sent(call.round, call.function, "up", sent)
         for recipient, weight in to_peers:
             self.tables.charge_sent(call.round, call.function, "peer", weight, dst=recipient)
@@ -466,6 +582,27 @@ class SiteRun:
         if not sealed_messages:
             self.replies.write(call, request, packed)
         return packed
+
+    def _run_function(
+        self, head: messages.RunCall, content: Any, inbox: dict[int, Sealed], request: bytes
+    ) -> PartyResult:
+        """Run the party function of a request, and validate its reply."""
+        call, after = CallId(*head.call), to_call_id(head.after)
+        site = self.restore_site(after)
+        result = site.run(call, Message(content, after, head.first), inbox, request)
+        self.active.validator.check_reply(call, result.reply)
+        return result
+
+    def _record_result(self, call: CallId, request: bytes, result: PartyResult) -> None:
+        """Write what a reply releases without noise, the new state and the gradient steps."""
+        site = self.active.site
+        self.account.note_reply(call, site.party.id, result.reply)
+        unprotected = self.account.take()
+        self.ledger.note(self.name, request.hex(), unprotected)
+        self.tables.add_privacy(unprotected)
+        if result.keeps:
+            self.states.write(site.party.id, call, site.versions.blob())
+        self.tables.add_steps(call, result.steps)
 
     def commit(self, version: CallId | None) -> None:
         """Delete what the server will not ask for again after a checkpoint."""
@@ -530,7 +667,12 @@ class SiteRun:
         return Gained(*(getattr(by_party[0], f.name) for f in fields(Gained)))
 
     def _is_solo_baseline(self, run: RunFolder) -> bool:
-        method_settings = {"algorithm", "set"}
+        method_settings = {
+            "algorithm",
+            "set",
+            "secure_aggregation",
+            "secure_aggregation_range",
+        }
         experiment = run.read_experiment()
         same_settings = experiment.model_dump(
             exclude=method_settings

@@ -19,6 +19,7 @@ from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResu
 from comity.base.finite import not_finite
 from comity.base.record import Sealed, meta_like, payload
 from comity.core.aggregate import AveragedReplies, PartialSum
+from comity.core.runner import SUMMED, Overhead
 from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
@@ -112,6 +113,13 @@ class WorkersEngine(Engine):
                 {i: PartyResult(*result) for i, result in reply["answers"].items()},
                 reply["sum"],
             )
+
+    @property
+    def sum_warning(self) -> str:
+        return SUMMED
+
+    def take_overhead(self) -> list[Overhead]:
+        return []  # the sums themselves are charged as the replies in them
 
     def evaluate(
         self, messages: Mapping[int, Message], request: EvaluationRequest

@@ -157,6 +157,11 @@ def prepare(
             "Parties at sites of their own are reached with --federation, and their runs reopened"
             " there."
         )
+    if experiment.secure_aggregation:
+        raise UsageError(
+            "secure_aggregation hides replies from the server of a run between sites, and a"
+            " simulation has all data in one place: add --federation, or leave it out."
+        )
     experiment = judged_by(experiment, federation.classes)
     load_metric(experiment.metric)
     check_fits(experiment.metric, federation.classes)

@@ -270,6 +270,22 @@ class Experiment(BaseModel):
             " averages them: less traffic; results differ by rounding"
         ),
     )
+    secure_aggregation: bool = Field(
+        False,
+        strict=True,
+        description=(
+            "with --federation: the server learns the mean of the replies and no single reply"
+            " (experimental)"
+        ),
+    )
+    secure_aggregation_range: float = Field(
+        128.0,
+        gt=0,
+        allow_inf_nan=False,
+        description=(
+            "largest absolute value that secure aggregation can encode; larger ones are clipped"
+        ),
+    )
     set: dict[str, Any] = Field(default_factory=dict, description="options of the method")
     party: dict[str, PartySettings] = Field(
         default_factory=dict, description="settings of individual parties"
@@ -335,11 +351,23 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
             " eval_share."
         )
     _check_workers(result)
+    _check_secure_aggregation(result)
     for name, party in result.party.items():
         if party.steps is not None and party.epochs is not None:
             raise UsageError(f"Give {name} either epochs or steps, not both.")
     result.training()
     return result
+
+
+def _check_secure_aggregation(experiment: Experiment) -> None:
+    """Refuse secure aggregation of some of the sites: sums of different sites could be subtracted
+    from each other.
+    """
+    if experiment.secure_aggregation and experiment.participation < 1:
+        raise UsageError(
+            "secure_aggregation needs all sites in every round: participation must be 1, not"
+            f" {experiment.participation:g}."
+        )
 
 
 def _check_workers(experiment: Experiment) -> None:

@@ -195,9 +195,9 @@ class ServerRun:
     ) -> Server:
         """The server of the run, which calls parties through `runner`."""
         summer = None
-        if self.experiment.partial_sums:
+        if self.experiment.partial_sums or self.experiment.secure_aggregation:
             assert isinstance(runner, SumsReplies), (
-                "settings allow partial sums only where there are workers"
+                "settings allow sums of replies only where there are workers or sites"
             )
             summer = runner
         return Server(

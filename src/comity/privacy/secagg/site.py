@@ -16,6 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from comity.base.call import CallId
 from comity.base.record import Params
 from comity.privacy.secagg import shamir
 from comity.privacy.secagg.errors import SecureAggregationError
@@ -79,21 +80,31 @@ class RoundFiles:
         self._folder = folder
 
     def claim(self, terms: Terms) -> None:
-        name = digest("comity secagg call", terms.run, *terms.call).hex()
+        path = self._path(terms.run, terms.call)
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
-            os.close(os.open(self._folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
-            raise SecureAggregationError(
-                f"This site has already sent a masked reply for round {terms.call.round} of"
-                f" {terms.run}: a second one could expose it, so the server has to go on with the"
-                " next round."
-            ) from None
+            raise self._second_reply(terms.run, terms.call) from None
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+    def check_free(self, run: str, call: CallId) -> None:
+        """Raise SecureAggregationError if a call was recorded before. Records nothing."""
+        if self._path(run, call).exists():
+            raise self._second_reply(run, call)
+
+    def _path(self, run: str, call: CallId) -> Path:
+        return self._folder / digest("comity secagg call", run, *call).hex()
+
+    def _second_reply(self, run: str, call: CallId) -> SecureAggregationError:
+        return SecureAggregationError(
+            f"This site has already sent a masked reply for round {call.round} of {run}: a second"
+            " one could expose it, so the server has to go on with the next round."
+        )
 
 
 class SiteRound:
