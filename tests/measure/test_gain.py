@@ -235,8 +235,8 @@ def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
 
 
 def test_the_interval_over_seeds_by_hand() -> None:
-    """Sampling variance is not divided by the number of seeds, which share the test samples; variance
-    between seeds is. The interval is corrected for choosing the best of m methods.
+    """Sampling variance is not divided by the number of seeds, which share the test samples;
+    variance between seeds is. The interval is corrected for choosing the best of m methods.
     """
     estimate = combine_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
     sampling, training = (0.0004 + 0.0016) / 2, 0.005 / 2
@@ -299,8 +299,8 @@ def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> Non
 
 
 def test_the_average_over_parties_by_hand() -> None:
-    """Parties have separate test samples, so the error of their mean is smaller than a party's; seeds
-    share test samples.
+    """Parties have separate test samples, so the error of their mean is smaller than a party's;
+    seeds share test samples.
     """
     gains = [clear("a", 0.1, 0.03), clear("b", 0.3, 0.04)]
     one_seed = average_gain({0: gains}, 1, ACCURACY)
