@@ -1,5 +1,5 @@
-"""The area under the ROC curve that a party computes at the end equals scikit-learn's, and is missing
-where it is undefined.
+"""The area under the ROC curve that a party computes at the end equals scikit-learn's, and is
+missing where it is undefined.
 """
 
 from __future__ import annotations
@@ -186,9 +186,9 @@ def test_a_run_reports_auc_at_its_end(classes: int, metric: str, text: str, tmp_
 
 
 def test_each_party_sends_one_number_per_metric(tmp_path: Path) -> None:
-    """Two scores of three numbers go to the server each round. At the end the answers follow (truth,
-    answer and score of each test sample) and one number for each metric. The samples of cyd have
-    one class only, so that it has neither AUC nor specificity.
+    """Two scores of three numbers go to the server each round. At the end the answers follow
+    (truth, answer and score of each test sample) and one number for each metric. The samples of cyd
+    have one class only, so that it has neither AUC nor specificity.
     """
     result = run(2, tmp_path)
     eval_bytes = {

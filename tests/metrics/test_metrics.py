@@ -1,4 +1,6 @@
-"""Metrics equal scikit-learn's where they are defined, and do not depend on how parties are evaluated."""
+"""Metrics equal scikit-learn's where they are defined, and do not depend on how parties are
+evaluated.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +113,8 @@ def party(seed: int, classes: int, validation: int = 12) -> PartyData:
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_batched_evaluation_equals_sequential(classes: int) -> None:
-    """One pass over all parties' samples gives the same figures, also for parties without validation
-    samples.
+    """One pass over all parties' samples gives the same figures, also for parties without
+    validation samples.
     """
     parties = [party(0, classes), party(1, classes, validation=0), party(2, classes)]
     for metric in metrics_for(classes):
