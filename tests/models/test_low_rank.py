@@ -1,5 +1,5 @@
-"""LoRA: what is trained and sent, its initial values, and two senses in which a full rank equals the
-whole layer.
+"""LoRA: what is trained and sent, its initial values, and two senses in which a full rank equals
+the whole layer.
 """
 
 from __future__ import annotations
@@ -329,8 +329,8 @@ def test_a_run_refuses_a_replaced_base(
     ],
 )
 def test_exported_models_need_no_base(method: str, tmp_path: Path) -> None:
-    """The factors are merged into the weights: exports for torch, ONNX and Comity answer as the party's
-    model does.
+    """The factors are merged into the weights: exports for torch, ONNX and Comity answer as the
+    party's model does.
     """
     result = comity.run(
         method, digits(), model=f"{SMALL},rank=2,adapt=all,base=3)", out=tmp_path / "run", **RUN
