@@ -158,7 +158,9 @@ def moments_count(result: comity.Result, name: str) -> list[int]:
 
 @pytest.mark.parametrize(("kind", "parts"), [("momentum", 1), ("adam", 2)])
 def test_a_checkpoint_holds_the_moments(kind: str, parts: int, tmp_path: Path) -> None:
-    """The checkpoint has the number of steps and one or two moments per parameter, none for buffers."""
+    """The checkpoint has the number of steps and one or two moments per parameter, none for
+    buffers.
+    """
     result = run("solo", tmp_path, opt_state="keep", rounds=3, **OPTIMIZERS[kind][0])
     trainable = {k for k in result.model("north").theta if "~" not in k}
     assert trainable < result.model("north").theta.keys()
@@ -316,7 +318,9 @@ def test_dropping_uses_the_partys_own_batch_size() -> None:
 
 
 def test_dropped_batches_by_torch(tmp_path: Path) -> None:
-    """East has 23 samples less its validation part, so 2 steps of 10 an epoch, in the epoch's order."""
+    """East has 23 samples less its validation part, so 2 steps of 10 an epoch, in the epoch's
+    order.
+    """
     result = run("solo", tmp_path, last_batch="drop", epochs=2, **MODEL, lr=0.1)
     theta, data = first(result), result.job.parties[1].data.train
     trainer = Trainer(theta, lambda params: torch.optim.SGD(params, lr=0.1))

@@ -1,5 +1,5 @@
-"""The aux argument of a loss is read-only: the same tensors, in dicts, lists and records that refuse
-writes.
+"""The aux argument of a loss is read-only: the same tensors, in dicts, lists and records that
+refuse writes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,9 @@ def test_a_list_cannot_be_written_to(write: str) -> None:
 
 
 def test_all_ways_to_write_that_python_has_are_refused() -> None:
-    """Every method that a dict or list has and a tuple or mapping view lacks either writes or copies."""
+    """Every method that a dict or list has and a tuple or mapping view lacks either writes or
+    copies.
+    """
     reads_of_dict = {
         "copy",
         "fromkeys",
