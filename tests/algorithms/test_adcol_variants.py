@@ -25,14 +25,14 @@ from toys import (
     distance,
     federation,
     fit,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     same,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -74,7 +74,7 @@ def predicted(theta: Params, z: Tensor) -> Tensor:
     return z @ theta["fc3.weight"].T + theta["fc3.bias"]
 
 
-def judged(D: Params, z: Tensor) -> Tensor:
+def disc_logits(D: Params, z: Tensor) -> Tensor:
     """The logits of a discriminator of fully connected layers."""
     k = 1
     while f"fc{k}.weight" in D:
@@ -94,7 +94,7 @@ def eq2(Ds: list[Params], mu: float) -> Callable[[Params, Batch], Tensor]:
     def loss(theta: Params, batch: Batch) -> Tensor:
         z = encoded(theta, batch.x)
         ce = F.cross_entropy(predicted(theta, z), batch.y)
-        return ce + mu * sum(divergence(judged(D, z)) for D in Ds) / len(Ds) if Ds else ce
+        return ce + mu * sum(divergence(disc_logits(D, z)) for D in Ds) / len(Ds) if Ds else ce
 
     return loss
 
@@ -134,10 +134,10 @@ def game(
     sizes: tuple[int, ...] = SIZES,
     server_training: Training | None = None,
 ) -> tuple[list[Samples], LoopServer, Game]:
-    """Parties that see the world differently, and the server before round 1."""
+    """Parties with shifted inputs, and the server before round 1."""
     data = [samples(n, SHAPE, CLASSES, seed=i + 1) for i, n in enumerate(sizes)]
     data = [Samples(d.x + 0.5 * i, d.y) for i, d in enumerate(data)]
-    server, s = net_of(
+    server, s = server_of(
         adcol, task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES), data, HOW, participation
     )
     if (
@@ -159,12 +159,12 @@ def ran(text: str, model: str = f"mlp2(width={WIDTH})", **settings: Any) -> comi
 
 
 def traffic(result: comity.Result) -> dict[int, Counter[str]]:
-    """Bytes of each round by work and kind; evaluation and introductions left out."""
-    found: dict[int, Counter[str]] = {}
+    """Bytes of each round by party function and kind, without evaluations and party infos."""
+    by_round: dict[int, Counter[str]] = {}
     for row in result.ledger:
         if row.kind in ("up", "down", "peer"):
-            found.setdefault(row.round, Counter())[f"{row.call} {row.kind}"] += row.bytes
-    return found
+            by_round.setdefault(row.round, Counter())[f"{row.call} {row.kind}"] += row.bytes
+    return by_round
 
 
 def s_d(d: int, layers: tuple[int, ...]) -> int:
@@ -185,7 +185,7 @@ def s_d(d: int, layers: tuple[int, ...]) -> int:
 )  # fmt: skip
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -> None:
-    """D is still trained and sent, and discriminators are kept: nothing of it disturbs a party's
+    """D is still trained and sent, and past discriminators are kept: none of it changes a party's
     own training.
     """
     model = BATCHNORM
@@ -214,21 +214,23 @@ def _played(
     """
     adcol = Adcol(past=3, mu=3.0, hidden=HIDDEN)
     _, server, s = game(adcol, participation, server_training=Training(lr=0.5, batch=4, epochs=1))
-    rows, sent = [], []
-    got: dict[int, list[Params]] = {i: [] for i in server.info.parties}
+    rows, all_sent = [], []
+    received: dict[int, list[Params]] = {i: [] for i in server.info.parties}
     for t in range(1, count + 1):
         before, cohort = weights_of(server), server.sample(t)
-        sent.append(s.D)
+        all_sent.append(s.D)
         for i in cohort:
-            got[i].append(s.D)
+            received[i].append(s.D)
         s = rounds(adcol, server, s, 1, first=t)
-        rows += [(t, i, before[i], server.state(i).F, list(got[i]), list(sent)) for i in cohort]
+        rows += [
+            (t, i, before[i], server.state(i).F, list(received[i]), list(all_sent)) for i in cohort
+        ]
     return rows
 
 
 def _data(i: int) -> Samples:
-    made = samples(SIZES[i], SHAPE, CLASSES, seed=i + 1)
-    return Samples(made.x + 0.5 * i, made.y)
+    data = samples(SIZES[i], SHAPE, CLASSES, seed=i + 1)
+    return Samples(data.x + 0.5 * i, data.y)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -237,10 +239,10 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
     whatever rounds it missed.
     """
     checked, told_apart, missed = 0, 0.0, 0.0
-    for t, i, before, after, got, sent in _played(participation):
-        if len(got) < 4:
+    for t, i, before, after, received, all_sent in _played(participation):
+        if len(received) < 4:
             continue  # early rounds: below
-        latest = got[:-4:-1]
+        latest = received[:-4:-1]
         expected = descended(eq2(latest, 3.0), before, _data(i), party_key(i, t))
         assert_near(after, expected)
         checked += 1
@@ -248,11 +250,12 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
             told_apart,
             distance(expected, descended(eq2(latest[:1], 3.0), before, _data(i), party_key(i, t))),
         )
-        if [id(D) for D in latest] != [id(D) for D in sent[:-4:-1]]:
+        if [id(D) for D in latest] != [id(D) for D in all_sent[:-4:-1]]:
             missed = max(
                 missed,
                 distance(
-                    expected, descended(eq2(sent[:-4:-1], 3.0), before, _data(i), party_key(i, t))
+                    expected,
+                    descended(eq2(all_sent[:-4:-1], 3.0), before, _data(i), party_key(i, t)),
                 ),
             )
     assert checked >= 4
@@ -264,9 +267,9 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
 def test_b6_the_first_trained_discriminator_received_stands_for_those_before_it(
     participation: float,
 ) -> None:
-    for t, i, before, after, got, sent in _played(participation, 4):
-        trained = [D for D in got if D is not sent[0]] or got
-        latest = [*trained[::-1], trained[0], trained[0]][:3]
+    for t, i, before, after, received, all_sent in _played(participation, 4):
+        trained_discs = [D for D in received if D is not all_sent[0]] or received
+        latest = [*trained_discs[::-1], trained_discs[0], trained_discs[0]][:3]
         assert_near(after, descended(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
 
 
@@ -274,9 +277,9 @@ def test_b6_eq18_early_rounds_repeat_the_discriminator_trained_in_round_1() -> N
     """D^i is the discriminator trained in round max(1, t - i), so from round 2 on the random one
     plays no part.
     """
-    for t, i, before, after, _, sent in _played(1.0, 4):
-        if t > 1:  # sent[r] was trained in round r, sent[0] never
-            latest = [sent[max(1, t - k)] for k in (1, 2, 3)]
+    for t, i, before, after, _, all_sent in _played(1.0, 4):
+        if t > 1:  # all_sent[r] was trained in round r, all_sent[0] never
+            latest = [all_sent[max(1, t - k)] for k in (1, 2, 3)]
             assert_near(after, descended(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
 
 
@@ -295,33 +298,33 @@ def test_b6_one_discriminator_is_the_standard_path_bit_for_bit() -> None:
             disc.logits(D, z)
         )
 
-    mine, _ = worked(
+    state, _ = run_call(
         adcol.local(AdcolState(F_0, []), Game(D, {}), party_of(task, data, HOW, parties=4), Key(3))
     )
-    assert same(mine.F, fit(loss, F_0, data, Key(3), HOW).theta)
-    assert mine.past == []
+    assert same(state.F, fit(loss, F_0, data, Key(3), HOW).theta)
+    assert state.past == []
 
 
 def test_b6_parties_keep_n_d_minus_1_discriminators_the_newest_first() -> None:
     adcol = Adcol(past=3, hidden=HIDDEN)
     _, server, s = game(adcol)
-    sent = []
+    sent_discs = []
     for t in (1, 2, 3, 4):
-        sent.append(s.D)
+        sent_discs.append(s.D)
         s = rounds(adcol, server, s, 1, first=t)
     for i in server.info.parties:
-        kept = server.state(i).past
-        assert len(kept) == 2
-        assert same(kept[0], sent[3])
-        assert same(kept[1], sent[2])
+        past = server.state(i).past
+        assert len(past) == 2
+        assert same(past[0], sent_discs[3])
+        assert same(past[1], sent_discs[2])
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_b6_only_the_newest_discriminator_is_sent(participation: float) -> None:
-    one, three = (ran(f"adcol(past={n},hidden=7)", participation=participation) for n in (1, 3))
-    rows = [[r for r in run.ledger if r.kind != "eval"] for run in (one, three)]
+    single, three = (ran(f"adcol(past={n},hidden=7)", participation=participation) for n in (1, 3))
+    rows = [[r for r in run.ledger if r.kind != "eval"] for run in (single, three)]
     assert rows[0] == rows[1]
-    assert not same(one.model("p0").theta, three.model("p0").theta), "the option was on"
+    assert not same(single.model("p0").theta, three.model("p0").theta), "the option was on"
 
 
 # --- B.14: a fixed number of parties
@@ -355,7 +358,7 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
         D = {k: fresh[k] if k.startswith("out.") else v for k, v in trunk.items()}
         assert D["out.weight"].shape == (3, HIDDEN)
         D = descended(  # iii
-            lambda D, b: F.cross_entropy(judged(D, b.x), b.y),
+            lambda D, b: F.cross_entropy(disc_logits(D, b.x), b.y),
             D,
             Samples(z, label),
             server_key(t, "discriminator"),
@@ -401,9 +404,9 @@ def test_b14_unselected_parties_in_a_run_keep_their_weights() -> None:
     shorter, longer = (
         ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4)
     )
-    drawn = {r.src for r in longer.ledger if r.round == 4 and r.kind == "up"}
+    cohort = {r.src for r in longer.ledger if r.round == 4 and r.kind == "up"}
     for name in longer.job.info.names:
-        assert same(shorter.model(name).theta, longer.model(name).theta) == (name not in drawn)
+        assert same(shorter.model(name).theta, longer.model(name).theta) == (name not in cohort)
 
 
 def test_b14_a_phase_more_costs_steps() -> None:
@@ -415,40 +418,42 @@ def test_b14_a_phase_more_costs_steps() -> None:
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_what_of_the_discriminator_lives_on(carry: Literal["trunk", "keep", "reinit"]) -> None:
-    """D is not trained here, so what is equal to the round before lived on."""
+def test_b14_which_layers_of_the_discriminator_are_carried_over(
+    carry: Literal["trunk", "keep", "reinit"],
+) -> None:
+    """D is not trained here, so layers equal to the round before were carried over."""
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN, disc_epochs=0)
     _, server, s = game(adcol, 0.5)
     assert s.D["out.weight"].shape == (4, HIDDEN)
-    seen = [s.D]
+    discs = [s.D]
     for t in (1, 2, 3):
         s = rounds(adcol, server, s, 1, first=t)
         assert s.D["out.weight"].shape == (2, HIDDEN)
-        seen.append(s.D)
+        discs.append(s.D)
     trunk = {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
     survivors = {"trunk": trunk, "keep": trunk | {"out.weight", "out.bias"}, "reinit": set()}[carry]
     for t in (1, 2, 3):
-        equal = {k for k in seen[t] if torch.equal(seen[t][k], seen[t - 1][k])}
+        equal = {k for k in discs[t] if torch.equal(discs[t][k], discs[t - 1][k])}
         assert equal == (survivors if t > 1 else survivors & trunk), (
             "four outputs become two before round 1's D is made"
         )
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_the_discriminator_that_lives_on_was_trained(
+def test_b14_the_carried_discriminator_was_trained(
     carry: Literal["trunk", "keep", "reinit"],
 ) -> None:
-    """One server step from what was carried: the trunk has moved since round 1, unless it is drawn
-    again each round.
+    """One server step from the carried weights: the trunk has changed since round 1, unless it is
+    drawn again each round.
     """
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN)
     _, server, s = game(adcol, 0.5)
-    begun = s.D
+    initial_D = s.D
     s1 = rounds(adcol, server, s, 1)
     s2 = rounds(adcol, server, s1, 1, first=2)
-    moved = (s2.D["fc1.weight"] - s1.D["fc1.weight"]).abs().max().item()
-    assert not torch.equal(s1.D["fc1.weight"], begun["fc1.weight"])
-    assert (0 < moved < 0.1) == (carry != "reinit")
+    change = (s2.D["fc1.weight"] - s1.D["fc1.weight"]).abs().max().item()
+    assert not torch.equal(s1.D["fc1.weight"], initial_D["fc1.weight"])
+    assert (0 < change < 0.1) == (carry != "reinit")
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
@@ -471,19 +476,19 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     """
     adcol = Adcol(slots="cohort", hidden=HIDDEN)
     _, server, s = game(adcol)
-    function, asked = server.engine.run, []
+    function, calls = server.engine.run, []
 
     def without_party_1(
         call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[tuple[int, PartyResult]]:
-        asked.append((call.function, list(messages)))
+        calls.append((call.function, list(messages)))
         return function(
             call, {i: message for i, message in messages.items() if i != 1}, sealed_messages
         )
 
     server.engine.run = without_party_1
     s = rounds(adcol, server, s, 1)
-    assert asked == [("local", [0, 1, 2, 3]), ("align", [0, 2, 3])]
+    assert calls == [("local", [0, 1, 2, 3]), ("align", [0, 2, 3])]
     assert s.D["out.weight"].shape == (4, HIDDEN)
 
 
@@ -538,7 +543,7 @@ def test_b6_layers_of_the_discriminator(disc: Literal["linear", "mlp", "deep", "
     assert task.bytes() == 4 * sum(math.prod(shape) for shape in expected.values())
     if disc != "conv":
         z = noise(9, 84)
-        torch.testing.assert_close(task.logits(D, z), judged(D, z), rtol=0, atol=1e-5)
+        torch.testing.assert_close(task.logits(D, z), disc_logits(D, z), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("disc", ["linear", "mlp", "deep", "conv"])
@@ -624,13 +629,13 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
         torch.arange(4).repeat_interleave(torch.tensor(SIZES)),
     )
 
-    def named(D: Params, batch: Batch) -> Tensor:
-        return F.cross_entropy(judged(D, batch.x), batch.y)
+    def disc_loss(D: Params, batch: Batch) -> Tensor:
+        return F.cross_entropy(disc_logits(D, batch.x), batch.y)
 
     assert_near(
         after,
         descended(
-            named,
+            disc_loss,
             s.D,
             union,
             server_key(1, "discriminator"),
@@ -662,8 +667,10 @@ def test_b11_a_rate_of_1_is_no_sampling() -> None:
     )
     data, D = samples(13, SHAPE, CLASSES), adcol.discriminator(WIDTH, 2).init(Key(2))
     party = party_of(task, data, HOW, parties=2)
-    mine, reply = worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3)))
-    torch.testing.assert_close(reply.z, encoded(mine.F, data.x), rtol=0, atol=1e-6)
+    state, reply = run_call(
+        adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3))
+    )
+    torch.testing.assert_close(reply.z, encoded(state.F, data.x), rtol=0, atol=1e-6)
     plain, full, half = (
         ran("adcol(hidden=7)"),
         ran("adcol(hidden=7,sampling=1)"),
@@ -694,13 +701,14 @@ def test_b10_average_weighted_by_sample_counts(
     adcol = Adcol(aggregate=aggregate, mu=mu, hidden=HIDDEN)
     data, server, s = game(adcol, participation)
     for t in (1, 2, 3):
-        before, sent, cohort = weights_of(server), s, server.sample(t)
+        before, sent_state, cohort = weights_of(server), s, server.sample(t)
         s = rounds(adcol, server, s, 1, first=t)
         for i in before:
             if i in cohort:
-                begin = {k: sent.shared[k] if k in names else v for k, v in before[i].items()}
+                begin = {k: sent_state.shared[k] if k in names else v for k, v in before[i].items()}
                 assert_near(
-                    server.state(i).F, descended(eq2([sent.D], mu), begin, data[i], party_key(i, t))
+                    server.state(i).F,
+                    descended(eq2([sent_state.D], mu), begin, data[i], party_key(i, t)),
                 )
             else:
                 assert same(server.state(i).F, before[i])
@@ -807,29 +815,31 @@ def test_a9_representations_as_the_last_epoch_made_them(
         z = task.features(theta, batch.x, train=True)
         if batch.number >= last:
             rows[batch.indices] = z.detach()
-        return F.cross_entropy(task.head(theta, z, train=True), batch.y) + divergence(judged(D, z))
+        return F.cross_entropy(task.head(theta, z, train=True), batch.y) + divergence(
+            disc_logits(D, z)
+        )
 
     F_1 = descended(loss, F_0, data, Key(3), how)
     afterwards = task.features(F_1, data.x)
-    (mine, reply), (plain, usual) = (
-        worked(
+    (state, reply), (plain, usual) = (
+        run_call(
             Adcol(hidden=HIDDEN, rep_mode=mode).local(
                 AdcolState(F_0, []), Game(D, {}), party, Key(3)
             )
         )
         for mode in ("last_epoch", "after")
     )
-    assert same(mine.F, plain.F), "training is the same"
-    assert_near(mine.F, F_1, 1e-8)
+    assert same(state.F, plain.F), "training is the same"
+    assert_near(state.F, F_1, 1e-8)
     torch.testing.assert_close(usual.z, afterwards, rtol=0, atol=1e-7)
-    seen = ~rows[:, 0].isnan()
-    assert int(seen.sum()) == n - (n % 5 < min_batch and n % 5 > 0)
-    torch.testing.assert_close(reply.z[seen], rows[seen], rtol=0, atol=1e-7)
-    assert (rows[seen] - afterwards[seen]).abs().max() > 0.01, "the two modes differ"
+    in_batch = ~rows[:, 0].isnan()
+    assert int(in_batch.sum()) == n - (n % 5 < min_batch and n % 5 > 0)
+    torch.testing.assert_close(reply.z[in_batch], rows[in_batch], rtol=0, atol=1e-7)
+    assert (rows[in_batch] - afterwards[in_batch]).abs().max() > 0.01, "the two modes differ"
     assert reply.z.shape == (n, task.width)
     assert reply.z.isfinite().all()
     if epochs == 1:  # a row that no batch held is the one after training
-        torch.testing.assert_close(reply.z[~seen], afterwards[~seen], rtol=0, atol=1e-7)
+        torch.testing.assert_close(reply.z[~in_batch], afterwards[~in_batch], rtol=0, atol=1e-7)
 
 
 def test_a9_bytes_and_sampling_are_the_same() -> None:
@@ -852,7 +862,7 @@ def test_a9_a_partys_data_are_not_written_to() -> None:
     before, adcol = data.x.clone(), Adcol(rep_mode="last_epoch", hidden=HIDDEN)
     D = adcol.discriminator(6, 2).init(Key(2))
     with task.network.layer_stream(Key(4)):
-        worked(
+        run_call(
             adcol.local(
                 AdcolState(task.init(Key(1)), []),
                 Game(D, {}),
@@ -922,11 +932,11 @@ def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
     def cosine(p: Tensor, z: Tensor) -> Tensor:
         return (p * z).sum(1) / p.norm(dim=1) / z.norm(dim=1)
 
-    def stopped(a: Tensor) -> Tensor:
+    def with_stop(a: Tensor) -> Tensor:
         return -cosine(predictor(a), b).mean() / 2
 
-    def unstopped(a: Tensor) -> Tensor:
-        return stopped(a) - cosine(predictor(b), a).mean() / 2
+    def without_stop(a: Tensor) -> Tensor:
+        return with_stop(a) - cosine(predictor(b), a).mean() / 2
 
     def slope(function: Callable[[Tensor], Tensor]) -> Tensor:
         out, h = torch.zeros_like(a), 1e-6
@@ -940,10 +950,10 @@ def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
 
     free = a.clone().requires_grad_()
     value = simsiam(free, b, theta)
-    assert value.item() == pytest.approx(unstopped(a).item(), rel=1e-9)
+    assert value.item() == pytest.approx(without_stop(a).item(), rel=1e-9)
     (grad,) = torch.autograd.grad(value, free)
-    torch.testing.assert_close(grad, slope(stopped), rtol=0, atol=1e-7)
-    assert (grad - slope(unstopped)).abs().max() > 1e-3
+    torch.testing.assert_close(grad, slope(with_stop), rtol=0, atol=1e-7)
+    assert (grad - slope(without_stop)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("objective", SELF)
@@ -964,7 +974,7 @@ def test_future_work_replaces_the_cross_entropy_alone(
     batch.draws = second_view(batch, BatchKey(0, batch.number), judges)
     value = adcol.eq2(task, theta, batch, judges)
     assert value.item() == pytest.approx(
-        (expected + 2.0 * divergence(judged(D, z))).item(), abs=1e-5
+        (expected + 2.0 * divergence(disc_logits(D, z))).item(), abs=1e-5
     )
 
 
@@ -996,19 +1006,21 @@ def test_future_work_labels_do_not_reach_the_body(
     for shift in (0, 1):
         data = [samples(n, shape, CLASSES, seed=n) for n in (11, 8)]
         data = [Samples(d.x, (d.y * (1 + shift) + shift) % CLASSES) for d in data]
-        server, s = net_of(adcol, task, data, Training(lr=0.1, batch=4, min_batch=2))
+        server, s = server_of(adcol, task, data, Training(lr=0.1, batch=4, min_batch=2))
         begin = server.state(0).F
         s = rounds(adcol, server, s, 2)
         ends.append((s.D, weights_of(server)))
-    (D, one), (D_other, other) = ends
+    (D, models), (D_other, other_models) = ends
     assert same(D, D_other)
     for i in (0, 1):
-        for name in one[i]:
-            assert torch.equal(one[i][name], other[i][name]) == (
+        for name in models[i]:
+            assert torch.equal(models[i][name], other_models[i][name]) == (
                 name not in task.head_names or "~" in name
             ), name
-    moved = [k for k in begin if k not in task.head_names and not torch.equal(begin[k], one[0][k])]
-    assert "fc1.weight" in moved, "the body did learn"
+    changed_names = [
+        k for k in begin if k not in task.head_names and not torch.equal(begin[k], models[0][k])
+    ]
+    assert "fc1.weight" in changed_names, "the body did learn"
 
 
 @pytest.mark.parametrize("objective", SELF)
@@ -1024,7 +1036,7 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(
         adcol.supervision.task(party.task).init(Key(1)),
         adcol.discriminator(16, 3).init(Key(2)),
     )
-    mine, reply = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
+    state, reply = run_call(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
 
     def self_supervised(theta: Params, batch: Batch) -> Tensor:
         z, other = (
@@ -1032,7 +1044,7 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(
             for x in (batch.x, augment_view(batch.x, Key(3).fold("view", batch.number)))
         )
         value = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
-        return value + divergence(judged(D, z))
+        return value + divergence(disc_logits(D, z))
 
     expected = descended(self_supervised, F_0, data, Key(3))
     assert torch.equal(expected["fc3.weight"], F_0["fc3.weight"])
@@ -1045,7 +1057,7 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(
     expected = descended(
         probe, expected, data, Key(3).fold("probe"), only={"fc3.weight", "fc3.bias"}
     )
-    assert_near(mine.F, expected)
+    assert_near(state.F, expected)
     torch.testing.assert_close(reply.z, z, rtol=0, atol=1e-5)
 
 
@@ -1060,7 +1072,7 @@ def test_future_work_probe_leaves_the_bodys_running_statistics_alone() -> None:
         adcol.supervision.task(party.task).init(Key(1)),
         adcol.discriminator(task.width, 2).init(Key(2)),
     )
-    asked = party.fit(
+    request = party.fit(
         adcol.eq2,
         F_0,
         Key(3),
@@ -1068,10 +1080,10 @@ def test_future_work_probe_leaves_the_bodys_running_statistics_alone() -> None:
         task=adcol.supervision.task(party.task),
         draw=second_view,
     )
-    body = descent.train(asked).theta
-    mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
+    body = descent.train(request).theta
+    state, _ = run_call(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
     assert [
-        k for k in body if k not in task.head_names and not torch.equal(body[k], mine.F[k])
+        k for k in body if k not in task.head_names and not torch.equal(body[k], state.F[k])
     ] == []
 
 
@@ -1122,14 +1134,14 @@ def test_future_work_another_view_is_rolled_a_little_and_noisy() -> None:
     assert torch.equal(view, augment_view(x, Key(5)))
     assert not torch.equal(view, augment_view(x, Key(6)))
     rolls = [(dy, dx) for dy in range(-8, 8) for dx in range(-8, 8)]
-    found, left = [], []
-    for one, other in zip(x, view, strict=True):
-        misses = torch.stack([(other - one.roll(r, (1, 2))).square().mean() for r in rolls])
-        found.append(rolls[int(misses.argmin())])
-        left.append(misses.min().sqrt().item())
-    assert {abs(d) for r in found for d in r} == {0, 1, 2}
-    assert {r[0] for r in found} == {r[1] for r in found} == {-2, -1, 0, 1, 2}
-    assert sum(left) / len(left) == pytest.approx(0.1 * x.std().item(), rel=0.02)
+    best_rolls, residuals = [], []
+    for image, rolled in zip(x, view, strict=True):
+        misses = torch.stack([(rolled - image.roll(r, (1, 2))).square().mean() for r in rolls])
+        best_rolls.append(rolls[int(misses.argmin())])
+        residuals.append(misses.min().sqrt().item())
+    assert {abs(d) for r in best_rolls for d in r} == {0, 1, 2}
+    assert {r[0] for r in best_rolls} == {r[1] for r in best_rolls} == {-2, -1, 0, 1, 2}
+    assert sum(residuals) / len(residuals) == pytest.approx(0.1 * x.std().item(), rel=0.02)
 
 
 def test_future_work_another_view_of_rows_is_noise_alone() -> None:

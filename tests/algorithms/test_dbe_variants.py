@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import federation, net_of, noise, party_of, rounds, samples, task_of
+from toys import federation, noise, party_of, rounds, samples, server_of, task_of
 
 import comity
 from comity.algorithms import compose
@@ -37,11 +37,11 @@ def biased(consensus: Tensor, **options: Any) -> Biased:
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), **({"kappa": 1.0} | options))
-    wrapped = dbe.wrap_party(
+    wrapped_party = dbe.wrap_party(
         party_of(task, samples(4, SHAPE, CLASSES), Training()), Mean(consensus)
     ).task
-    assert isinstance(wrapped, Biased)
-    return wrapped
+    assert isinstance(wrapped_party, Biased)
+    return wrapped_party
 
 
 def batch_number(b: int, scratch: dict[str, Tensor]) -> Batch:
@@ -102,9 +102,9 @@ def ran(text: str, model: str = f"mlp2(width={K})", **settings: Any) -> comity.R
     )
 
 
-def same(one: comity.Result, other: comity.Result) -> bool:
+def same(first: comity.Result, second: comity.Result) -> bool:
     """Whether all parties would deploy the same weights, bit for bit."""
-    pairs = [(one.model(name).theta, other.model(name).theta) for name in one.job.info.names]
+    pairs = [(first.model(name).theta, second.model(name).theta) for name in first.job.info.names]
     return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in pairs)
 
 
@@ -170,7 +170,7 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
     kappa, mu, how = 4.0, 0.3, Training(lr=0.1, batch=4, epochs=2)
     task, data = task_of(f"mlp2(width={K})", SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu, half=half, ema_debias=debias)
-    server, s = net_of(dbe, task, [data], how)
+    server, s = server_of(dbe, task, [data], how)
     consensus = s.extra.z
     m, b = torch.zeros(K), 0
 
@@ -222,11 +222,13 @@ def reported(
 ) -> Tensor:
     """The consensus of a single party is what it reported."""
     dbe = Dbe(host=FedAvg(), **options)
-    server, _ = net_of(dbe, task_of(model, shape, CLASSES), [data], how)
+    server, _ = server_of(dbe, task_of(model, shape, CLASSES), [data], how)
     return server.state(0).extra.z
 
 
-def watched(task: LearningTask, data: Samples, how: Training) -> tuple[list[Tensor], Params]:
+def train_and_record_means(
+    task: LearningTask, data: Samples, how: Training
+) -> tuple[list[Tensor], Params]:
     """Means of the training-mode representations, batch by batch at the weights of the moment, and
     the weights afterwards.
     """
@@ -260,7 +262,7 @@ def test_alg1_l2_mean_as_it_ran_along(
     """
     task, data = task_of(model, shape, CLASSES), samples(18, shape, CLASSES)
     how = gentle(model)
-    means, theta = watched(task, data, replace(how, epochs=epochs))
+    means, theta = train_and_record_means(task, data, replace(how, epochs=epochs))
     z = torch.zeros_like(means[0])
     for mean in means:
         z = (1 - mu) * z + mu * mean
@@ -287,7 +289,7 @@ def test_alg1_l2_mean_of_all_batches_alike(
     """
     task, data = task_of(model, shape, CLASSES), samples(18, shape, CLASSES)
     how = gentle(model)
-    means, _ = watched(task, data, replace(how, epochs=epochs))
+    means, _ = train_and_record_means(task, data, replace(how, epochs=epochs))
     assert len(means) == 4 * epochs
     ours = reported(model, data, how, shape, init_mean="batch", init_epochs=epochs, mu=mu)
     torch.testing.assert_close(ours, torch.stack(means).mean(0), rtol=0, atol=5e-4)
@@ -332,7 +334,7 @@ def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> Non
     """However long parties train in a round; none at all gives the mean at theta_0."""
     model = f"mlp2(width={K})"
     task, data = task_of(model, SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
-    means, theta = watched(task, data, Training(lr=0.1, batch=4, epochs=epochs))
+    means, theta = train_and_record_means(task, data, Training(lr=0.1, batch=4, epochs=epochs))
     assert len(means) == 5 * epochs
     torch.testing.assert_close(
         reported(model, data, how, init_epochs=epochs),
@@ -470,9 +472,9 @@ def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
     task = LearningTask(build(pair, (3, 64, 64), 2), 2, "encoder")
     party = party_of(task, samples(1, (3, 64, 64), 1), Training())
     dbe = Dbe(host=FedAvg())
-    wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
-    assert wrapped.width == values
-    assert wrapped.init(Key(0))[OFFSET].numel() == values
+    wrapped_task = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
+    assert wrapped_task.width == values
+    assert wrapped_task.init(Key(0))[OFFSET].numel() == values
 
 
 # --- refusals

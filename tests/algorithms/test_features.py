@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import batch_of, federation, noise, party_of, same, samples, task_of, worked
+from toys import batch_of, federation, noise, party_of, run_call, same, samples, task_of
 
 import comity
 from comity.algorithms.fedcp import CONTEXT, OWN, POLICY, FedCp, Separated, mmd
@@ -118,7 +118,7 @@ def test_fedcp_two_steps_by_hand_and_what_is_sent(upload: Any, share: float) -> 
     assert isinstance(task, Separated)
     bare, how = task.inner, Training(lr=0.1, batch=8, epochs=2)
     own = keep(theta, task.private)
-    mine, reply = worked(
+    state, reply = run_call(
         method.local(own, Model(drop(theta, task.private)), party_of(bare, DATA, how), Key(3))
     )
     context = method.in_context(theta, task)
@@ -132,11 +132,11 @@ def test_fedcp_two_steps_by_hand_and_what_is_sent(upload: Any, share: float) -> 
     moving = frozenset(theta.keys() - task.head_names)
     after = stepped(value, stepped(value, context, moving, 0.1), moving, 0.1)
     for k in ("fc3.weight", "fc3.bias"):
-        assert torch.allclose(mine[OWN + k], after[OWN + k], atol=1e-5)
+        assert torch.allclose(state[OWN + k], after[OWN + k], atol=1e-5)
         assert torch.allclose(
             reply.theta[k], share * after[OWN + k] + (1 - share) * theta[k], atol=1e-5
         )
-    assert mine.keys() == task.private
+    assert state.keys() == task.private
     assert reply.theta.keys() == theta.keys() - task.private
     for k in reply.theta.keys() - task.head_names:
         assert torch.allclose(reply.theta[k], after[k], atol=1e-5), k
@@ -172,10 +172,10 @@ def test_no_option_of_fedcp_is_without_effect(option: dict[str, Any]) -> None:
 def test_fedcp_gumbel_noise_is_gumbels() -> None:
     method, _, theta = fedcp()
     many = Samples(torch.zeros(4000, 6), torch.zeros(4000, dtype=torch.int64))
-    drawn = method.noise(batch_of(many), Key(1), Model(theta))
-    assert drawn.shape == (4000, 2, 5)
-    assert drawn.mean().item() == pytest.approx(0.5772, abs=0.02)
-    assert drawn.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
+    gumbel = method.noise(batch_of(many), Key(1), Model(theta))
+    assert gumbel.shape == (4000, 2, 5)
+    assert gumbel.mean().item() == pytest.approx(0.5772, abs=0.02)
+    assert gumbel.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
 
 
 # --- GPFL
@@ -204,10 +204,10 @@ def test_gpfl_conditions_by_hand() -> None:
     """
     method, task, theta = gpfl()
     party = party_of(task, Samples(noise(4, 6), torch.tensor([0, 0, 2, 0])), Training())
-    found = method.add_conditions(theta, party)
+    conditions = method.add_conditions(theta, party)
     C = theta[EMBEDDING]
-    assert torch.allclose(found[PERSONAL], 0.75 * C[0] + 0.25 * C[2], atol=1e-6)
-    assert torch.allclose(found[GENERIC], (C[0] + C[1] + C[2]) / 3, atol=1e-6)
+    assert torch.allclose(conditions[PERSONAL], 0.75 * C[0] + 0.25 * C[2], atol=1e-6)
+    assert torch.allclose(conditions[GENERIC], (C[0] + C[1] + C[2]) / 3, atol=1e-6)
 
 
 def by_hand(task: Valved, theta: Params, C: Tensor, data: Samples, lam: float, mlg: str) -> Tensor:
@@ -232,8 +232,8 @@ def test_gpfl_loss_by_hand(mlg: Any) -> None:
     )
     counts = torch.bincount(DATA.y, minlength=3).float()
     assert torch.allclose(begin[PERSONAL], counts @ C / 8, atol=1e-6)
-    found = method.loss(task, begin, batch_of(DATA), Frozen(C))
-    assert found.item() == pytest.approx(
+    loss = method.loss(task, begin, batch_of(DATA), Frozen(C))
+    assert loss.item() == pytest.approx(
         by_hand(task, theta, C, Samples(DATA.x, DATA.y), 0.3, mlg).item(), abs=1e-5
     )
 
@@ -242,7 +242,7 @@ def test_gpfl_two_steps_by_hand_with_weight_decay_on_embeddings_and_valve() -> N
     method, task, theta = gpfl(Gpfl(lam=0.3, mu=0.2))
     how = Training(lr=0.1, batch=8, epochs=2)
     heads = task.head_names
-    mine, reply = worked(
+    state, reply = run_call(
         method.local(
             keep(theta, heads), Model(drop(theta, heads)), party_of(task.inner, DATA, how), Key(3)
         )
@@ -255,11 +255,11 @@ def test_gpfl_two_steps_by_hand_with_weight_decay_on_embeddings_and_valve() -> N
             at[k].square().sum() for k in decayed
         )
 
-    every = frozenset(theta)
-    after = stepped(value, stepped(value, theta, every, 0.1), every, 0.1)
-    assert mine.keys() == heads
+    all_names = frozenset(theta)
+    after = stepped(value, stepped(value, theta, all_names, 0.1), all_names, 0.1)
+    assert state.keys() == heads
     assert reply.theta.keys() == theta.keys() - heads
-    for k, v in (mine | reply.theta).items():
+    for k, v in (state | reply.theta).items():
         assert torch.allclose(v, after[k], atol=1e-5), k
 
 
@@ -301,13 +301,13 @@ def test_bytes_are_the_networks_and_what_is_added(method: str) -> None:
     d, c = 7, 3
     body, head = 6 * d + d + d * d + d, d * c + c
     added = body + head + 2 * d * (d + 3) if method == "fedcp" else body + d * (c + 2 * d + 6)
-    sent = comity.run(method, federation(SIZES), **SETTINGS).summary["bytes"]
-    assert sent["up"] == sent["down"] == 2 * 3 * 4 * added
+    traffic = comity.run(method, federation(SIZES), **SETTINGS).summary["bytes"]
+    assert traffic["up"] == traffic["down"] == 2 * 3 * 4 * added
 
 
 @pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("method", ["fedcp", "gpfl"])
-def test_an_exported_model_says_what_the_run_would(method: str, tmp_path: Path) -> None:
+def test_an_exported_model_predicts_as_in_the_run(method: str, tmp_path: Path) -> None:
     result = comity.run(method, federation(SIZES), out=tmp_path / "run", **SETTINGS)
     export.export(result, "p0", tmp_path / "out")
     x = noise(20, 6, seed=9)

@@ -1,5 +1,5 @@
-"""A method with its extra switched off is its parent, bit for bit, even when the extra made
-exchanges of its own.
+"""A method with its extra switched off is its parent, bit for bit, even if the extra makes
+additional calls.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def _without_eval(rows: list[Charge], first: int) -> list[Charge]:
 
 
 @pytest.mark.parametrize("pair", ["dbe off", "dbe off on scaffold", "mr off on fedper"])
-def test_the_extra_was_really_there(pair: str) -> None:
-    """The comparison means something: the child did exchange means before round 1, and its parent's
-    messages after.
+def test_the_extra_makes_additional_calls(pair: str) -> None:
+    """Otherwise the comparison would show nothing: the child exchanges means before round 1, and
+    its parent's messages after.
     """
     child, parent = (ran(text, "mlp2", 0.5) for text in PAIRS[pair])
     assert {row.call for row in child.ledger if row.round == 0 and row.kind == "up"} == {"mean"}

@@ -1,5 +1,5 @@
-"""Gradients of linear layers that are never written out: whatever a loss does with its weights, the
-steps are torch's.
+"""Thin gradients of linear layers, which are never materialised: whatever a loss does with its
+weights, the steps are torch's.
 """
 
 from __future__ import annotations
@@ -116,15 +116,15 @@ def test_thin_and_whole_gradients_agree(loss: Any, how: str) -> None:
         (frozenset({"fc1.weight", "fc2.bias", "fc2.weight"}), {"fc2.weight": theta["fc2.weight"]}),
     ):
         settings = Training(**vars(HOW[how]) | {"batch": 6, "epochs": 2})
-        asked = FitRequest(
+        request = FitRequest(
             of_batch(loss), theta, data, Key(2), settings, quadratic(), None, only, add
         )
-        whole = descent._train(asked, thin=False).theta
+        whole = descent._train(request, thin=False).theta
         ours = fit(loss, theta, data, Key(2), settings, only=only, add=add).theta
         torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-11)
 
 
-def test_the_tape_is_really_used() -> None:
+def test_a_plain_step_uses_the_tape() -> None:
     """A plain step of SGD asks autograd for no gradient of a weight matrix."""
     tapes: list[list[int]] = []
     add = Tape.add
@@ -143,15 +143,17 @@ def test_over_rows_is_vmap() -> None:
     theta = {"w": noise(3, 2, 4), "b": noise(3, 2)}
     x = {"x": noise(3, 5, 4, seed=1), "y": torch.tensor([[0, 1, 1, 0, 1]] * 3)}
 
-    def one(theta: Params, seen: Params) -> Params:
-        logits = torch.nn.functional.linear(seen["x"], theta["w"], theta["b"])
-        return {"value": cross_entropy(logits, seen["y"]), "mean": logits.mean(0)}
+    def loss_and_mean(theta: Params, data: Params) -> Params:
+        logits = torch.nn.functional.linear(data["x"], theta["w"], theta["b"])
+        return {"value": cross_entropy(logits, data["y"]), "mean": logits.mean(0)}
 
-    def plain_one(theta: Params, seen: Params) -> Params:
-        logits = torch.nn.functional.linear(seen["x"], theta["w"], theta["b"])
+    def plain_loss_and_mean(theta: Params, data: Params) -> Params:
+        logits = torch.nn.functional.linear(data["x"], theta["w"], theta["b"])
         return {
-            "value": torch.nn.functional.cross_entropy(logits, seen["y"]),
+            "value": torch.nn.functional.cross_entropy(logits, data["y"]),
             "mean": logits.mean(0),
         }
 
-    torch.testing.assert_close(over_rows(one, theta, x), vmap(plain_one)(theta, x))
+    torch.testing.assert_close(
+        over_rows(loss_and_mean, theta, x), vmap(plain_loss_and_mean)(theta, x)
+    )
