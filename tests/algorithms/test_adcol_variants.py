@@ -63,13 +63,13 @@ ROOT = Key.root(0)
 # --- ADCOL written out
 
 
-def encoded(theta: Params, x: Tensor) -> Tensor:
+def encoder_features(theta: Params, x: Tensor) -> Tensor:
     """G of mlp2."""
     x = F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"])
     return F.relu(x @ theta["fc2.weight"].T + theta["fc2.bias"])
 
 
-def predicted(theta: Params, z: Tensor) -> Tensor:
+def predictor_logits(theta: Params, z: Tensor) -> Tensor:
     """The predictor of mlp2."""
     return z @ theta["fc3.weight"].T + theta["fc3.bias"]
 
@@ -92,14 +92,14 @@ def eq2(Ds: list[Params], mu: float) -> Callable[[Params, Batch], Tensor]:
     """CE + mu times the mean over discriminators of the KL divergence."""
 
     def loss(theta: Params, batch: Batch) -> Tensor:
-        z = encoded(theta, batch.x)
-        ce = F.cross_entropy(predicted(theta, z), batch.y)
+        z = encoder_features(theta, batch.x)
+        ce = F.cross_entropy(predictor_logits(theta, z), batch.y)
         return ce + mu * sum(divergence(disc_logits(D, z)) for D in Ds) / len(Ds) if Ds else ce
 
     return loss
 
 
-def descended(
+def torch_sgd(
     loss: Callable[[Params, Batch], Tensor],
     theta: Params,
     data: Samples,
@@ -152,7 +152,7 @@ def weights_of(server: LoopServer) -> dict[int, Params]:
 
 
 @cache
-def ran(text: str, model: str = f"mlp2(width={WIDTH})", **settings: Any) -> comity.Result:
+def run_method(text: str, model: str = f"mlp2(width={WIDTH})", **settings: Any) -> comity.Result:
     shape = IMAGE if model.startswith("fedbn") else SHAPE
     usual: dict[str, Any] = {"rounds": 3, "batch": 4, "lr": 0.1, "engine": "loop"}
     return comity.run(text, federation(SIZES, shape=shape), model=model, **(usual | settings))
@@ -189,10 +189,10 @@ def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -
     own training.
     """
     model = BATCHNORM
-    ours = ran(
+    ours = run_method(
         f"adcol(mu=0,hidden=8{',' if options else ''}{options})", model, participation=participation
     )
-    theirs = ran("solo", model, participation=participation)
+    theirs = run_method("solo", model, participation=participation)
     for name in theirs.job.info.names:
         assert same(ours.model(name).theta, theirs.model(name).theta), name
     figures = [
@@ -206,7 +206,7 @@ def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -
 # --- B.6: past discriminators
 
 
-def _played(
+def _play_rounds(
     participation: float, count: int = 9
 ) -> list[tuple[int, int, Params, Params, list[Params], list[Params]]]:
     """past=3: (round, party, weights before, weights after, discriminators the party got so far,
@@ -239,23 +239,23 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
     whatever rounds it missed.
     """
     checked, told_apart, missed = 0, 0.0, 0.0
-    for t, i, before, after, received, all_sent in _played(participation):
+    for t, i, before, after, received, all_sent in _play_rounds(participation):
         if len(received) < 4:
             continue  # early rounds: below
         latest = received[:-4:-1]
-        expected = descended(eq2(latest, 3.0), before, _data(i), party_key(i, t))
+        expected = torch_sgd(eq2(latest, 3.0), before, _data(i), party_key(i, t))
         assert_near(after, expected)
         checked += 1
         told_apart = max(
             told_apart,
-            distance(expected, descended(eq2(latest[:1], 3.0), before, _data(i), party_key(i, t))),
+            distance(expected, torch_sgd(eq2(latest[:1], 3.0), before, _data(i), party_key(i, t))),
         )
         if [id(D) for D in latest] != [id(D) for D in all_sent[:-4:-1]]:
             missed = max(
                 missed,
                 distance(
                     expected,
-                    descended(eq2(all_sent[:-4:-1], 3.0), before, _data(i), party_key(i, t)),
+                    torch_sgd(eq2(all_sent[:-4:-1], 3.0), before, _data(i), party_key(i, t)),
                 ),
             )
     assert checked >= 4
@@ -267,20 +267,20 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
 def test_b6_the_first_trained_discriminator_received_stands_for_those_before_it(
     participation: float,
 ) -> None:
-    for t, i, before, after, received, all_sent in _played(participation, 4):
+    for t, i, before, after, received, all_sent in _play_rounds(participation, 4):
         trained_discs = [D for D in received if D is not all_sent[0]] or received
         latest = [*trained_discs[::-1], trained_discs[0], trained_discs[0]][:3]
-        assert_near(after, descended(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
+        assert_near(after, torch_sgd(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
 
 
 def test_b6_eq18_early_rounds_repeat_the_discriminator_trained_in_round_1() -> None:
     """D^i is the discriminator trained in round max(1, t - i), so from round 2 on the random one
     plays no part.
     """
-    for t, i, before, after, _, all_sent in _played(1.0, 4):
+    for t, i, before, after, _, all_sent in _play_rounds(1.0, 4):
         if t > 1:  # all_sent[r] was trained in round r, all_sent[0] never
             latest = [all_sent[max(1, t - k)] for k in (1, 2, 3)]
-            assert_near(after, descended(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
+            assert_near(after, torch_sgd(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
 
 
 def test_b6_one_discriminator_is_the_standard_path_bit_for_bit() -> None:
@@ -321,7 +321,9 @@ def test_b6_parties_keep_n_d_minus_1_discriminators_the_newest_first() -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_b6_only_the_newest_discriminator_is_sent(participation: float) -> None:
-    single, three = (ran(f"adcol(past={n},hidden=7)", participation=participation) for n in (1, 3))
+    single, three = (
+        run_method(f"adcol(past={n},hidden=7)", participation=participation) for n in (1, 3)
+    )
     rows = [[r for r in run.ledger if r.kind != "eval"] for run in (single, three)]
     assert rows[0] == rows[1]
     assert not same(single.model("p0").theta, three.model("p0").theta), "the option was on"
@@ -343,12 +345,14 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
         assert len(cohort) == 3
         s = rounds(adcol, server, s, 1, first=t)
         first = {
-            i: descended(eq2([], mu), before[i], data[i], party_key(i, t)) for i in cohort
+            i: torch_sgd(eq2([], mu), before[i], data[i], party_key(i, t)) for i in cohort
         }  # i: CE only
         local, align = replies[-2:]
         assert list(local) == list(align) == cohort
         for i in cohort:  # ii: after the first phase
-            torch.testing.assert_close(local[i].z, encoded(first[i], data[i].x), rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                local[i].z, encoder_features(first[i], data[i].x), rtol=0, atol=1e-5
+            )
             assert payload(align[i]) == 0, "the second phase sends nothing"
         z = torch.cat([local[i].z for i in cohort])
         label = torch.cat(
@@ -357,7 +361,7 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
         fresh = adcol.discriminator(WIDTH, 3).init(server_key(t, "slots"))
         D = {k: fresh[k] if k.startswith("out.") else v for k, v in trunk.items()}
         assert D["out.weight"].shape == (3, HIDDEN)
-        D = descended(  # iii
+        D = torch_sgd(  # iii
             lambda D, b: F.cross_entropy(disc_logits(D, b.x), b.y),
             D,
             Samples(z, label),
@@ -369,13 +373,13 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
             if i not in cohort:
                 assert same(server.state(i).F, before[i]), "unselected parties are left alone"
                 continue
-            second = descended(
+            second = torch_sgd(
                 eq2([s.D], mu), first[i], data[i], party_key(i, t, "align")
             )  # iv and v
             assert_near(server.state(i).F, second)
             penalties.append(
                 distance(
-                    second, descended(eq2([], mu), first[i], data[i], party_key(i, t, "align"))
+                    second, torch_sgd(eq2([], mu), first[i], data[i], party_key(i, t, "align"))
                 )
             )
     assert max(penalties) > 1e-3, "the second phase has a penalty"
@@ -385,7 +389,7 @@ def test_b14_two_local_phases_in_the_ledger() -> None:
     """Exactly m = 2 of 4 send representations, then exactly they get D, with 2 outputs: 4 d sum n_i
     + m S_D.
     """
-    result = ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=4)
+    result = run_method("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=4)
     cohorts = set()
     for t in (1, 2, 3, 4):
         rows = [r for r in result.ledger if r.round == t and r.kind != "eval"]
@@ -402,7 +406,7 @@ def test_b14_two_local_phases_in_the_ledger() -> None:
 def test_b14_unselected_parties_in_a_run_keep_their_weights() -> None:
     """The same run, one round longer: whoever was not drawn in the last round deploys what it had."""
     shorter, longer = (
-        ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4)
+        run_method("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4)
     )
     cohort = {r.src for r in longer.ledger if r.round == 4 and r.kind == "up"}
     for name in longer.job.info.names:
@@ -412,7 +416,8 @@ def test_b14_unselected_parties_in_a_run_keep_their_weights() -> None:
 def test_b14_a_phase_more_costs_steps() -> None:
     """3 rounds of 2 parties: each phase is one epoch, so twice as many steps as with slots=party."""
     once, twice = (
-        ran(f"adcol(slots={slots},hidden=7)", participation=0.5) for slots in ("party", "cohort")
+        run_method(f"adcol(slots={slots},hidden=7)", participation=0.5)
+        for slots in ("party", "cohort")
     )
     assert twice.summary["steps"] == 2 * once.summary["steps"] > 0
 
@@ -510,7 +515,7 @@ def test_b14_mu_0_is_two_plain_trainings(participation: float) -> None:
 
 def test_b14_past_discriminators_are_refused() -> None:
     with pytest.raises(comity.UsageError, match="past"):
-        ran("adcol(slots=cohort,past=2)")
+        run_method("adcol(slots=cohort,past=2)")
 
 
 # --- 5.1, B.6, B.12, B.15: the discriminator's architecture
@@ -555,7 +560,7 @@ def test_b6_bytes_with_another_discriminator(disc: str) -> None:
         "deep": s_d(WIDTH, (6, 6, 6, 6, 4)),
         "conv": 4 * ((9 + 1) * 32 + (32 * 9 + 1) * 64 + (64 + 1) * 4),
     }
-    for t, charged in traffic(ran(f"adcol(disc={disc},hidden=6)")).items():
+    for t, charged in traffic(run_method(f"adcol(disc={disc},hidden=6)")).items():
         assert charged == {"local down": 4 * sizes[disc], "local up": 4 * WIDTH * sum(SIZES)}, t
 
 
@@ -625,7 +630,7 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
     theta = server.state(0).F
     after = rounds(adcol, server, s, 1).D
     union = Samples(
-        torch.cat([encoded(theta, d.x) for d in data]),
+        torch.cat([encoder_features(theta, d.x) for d in data]),
         torch.arange(4).repeat_interleave(torch.tensor(SIZES)),
     )
 
@@ -634,7 +639,7 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
 
     assert_near(
         after,
-        descended(
+        torch_sgd(
             disc_loss,
             s.D,
             union,
@@ -647,7 +652,9 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
 
 def test_alg1_l7_passes_are_counted_as_the_servers_steps() -> None:
     """33 representations in batches of 4 are 9 steps a pass; three rounds."""
-    assert [ran(f"adcol(disc_epochs={e},hidden=7)").summary["server_steps"] for e in (0, 1, 2)] == [
+    assert [
+        run_method(f"adcol(disc_epochs={e},hidden=7)").summary["server_steps"] for e in (0, 1, 2)
+    ] == [
         0,
         27,
         54,
@@ -670,11 +677,11 @@ def test_b11_a_rate_of_1_is_no_sampling() -> None:
     state, reply = run_call(
         adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3))
     )
-    torch.testing.assert_close(reply.z, encoded(state.F, data.x), rtol=0, atol=1e-6)
+    torch.testing.assert_close(reply.z, encoder_features(state.F, data.x), rtol=0, atol=1e-6)
     plain, full, half = (
-        ran("adcol(hidden=7)"),
-        ran("adcol(hidden=7,sampling=1)"),
-        ran("adcol(hidden=7,sampling=0.5)"),
+        run_method("adcol(hidden=7)"),
+        run_method("adcol(hidden=7,sampling=1)"),
+        run_method("adcol(hidden=7,sampling=0.5)"),
     )
     assert same(plain.model("p0").theta, full.model("p0").theta)
     assert plain.metrics == full.metrics
@@ -708,7 +715,7 @@ def test_b10_average_weighted_by_sample_counts(
                 begin = {k: sent_state.shared[k] if k in names else v for k, v in before[i].items()}
                 assert_near(
                     server.state(i).F,
-                    descended(eq2([sent_state.D], mu), begin, data[i], party_key(i, t)),
+                    torch_sgd(eq2([sent_state.D], mu), begin, data[i], party_key(i, t)),
                 )
             else:
                 assert same(server.state(i).F, before[i])
@@ -734,7 +741,7 @@ def test_b10_bytes(aggregate: str, participation: float) -> None:
     extra = {"none": 0, "predictor": 4 * 18, "model": 4 * 83}[aggregate]
     m = round(4 * participation)
     plain, result = (
-        traffic(ran(f"adcol(hidden=7,aggregate={a})", participation=participation))
+        traffic(run_method(f"adcol(hidden=7,aggregate={a})", participation=participation))
         for a in ("none", aggregate)
     )
     for t in (1, 2, 3):
@@ -749,7 +756,9 @@ def test_b10_bytes(aggregate: str, participation: float) -> None:
 def test_b10_predictor_of_two_layers_with_batchnorm_policies(bn: str, values: int) -> None:
     """A predictor 8 -> 2, BatchNorm, 2 -> 3; what the experiment keeps at home is not averaged."""
     plain, shared = (
-        traffic(ran(f"adcol(hidden=7,aggregate={a})", f"mlp2(width={WIDTH},projection=8)", bn=bn))
+        traffic(
+            run_method(f"adcol(hidden=7,aggregate={a})", f"mlp2(width={WIDTH},projection=8)", bn=bn)
+        )
         for a in ("none", "predictor")
     )
     for t in (1, 2, 3):
@@ -819,7 +828,7 @@ def test_a9_representations_as_the_last_epoch_made_them(
             disc_logits(D, z)
         )
 
-    F_1 = descended(loss, F_0, data, Key(3), how)
+    F_1 = torch_sgd(loss, F_0, data, Key(3), how)
     afterwards = task.features(F_1, data.x)
     (state, reply), (plain, usual) = (
         run_call(
@@ -844,7 +853,8 @@ def test_a9_representations_as_the_last_epoch_made_them(
 
 def test_a9_bytes_and_sampling_are_the_same() -> None:
     runs = [
-        ran(f"adcol(hidden=7,sampling=0.4,rep_mode={mode})") for mode in ("after", "last_epoch")
+        run_method(f"adcol(hidden=7,sampling=0.4,rep_mode={mode})")
+        for mode in ("after", "last_epoch")
     ]
     assert traffic(runs[0]) == traffic(runs[1])
     assert traffic(runs[0])[1]["local up"] == 4 * WIDTH * (5 + 3 + 4 + 3)  # 0.4 of 11, 7, 9 and 6
@@ -967,7 +977,9 @@ def test_future_work_replaces_the_cross_entropy_alone(
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
     task = adcol.supervision.task(party.task)
     theta, D = task.init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
-    z, other = (encoded(theta, x) for x in (data.x, augment_view(data.x, Key(0).fold("view", 0))))
+    z, other = (
+        encoder_features(theta, x) for x in (data.x, augment_view(data.x, Key(0).fold("view", 0)))
+    )
     expected = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
     assert abs(expected.item()) > 0.05
     judges, batch = Judges([D], None), batch_of(data)
@@ -980,7 +992,7 @@ def test_future_work_replaces_the_cross_entropy_alone(
 
 def test_future_work_simsiam_has_a_predictor_that_is_trained_and_stays_at_home() -> None:
     plain, ours = (
-        ran(f"adcol(hidden=7,objective={o})", "mlp2(width=16)") for o in ("ce", "simsiam")
+        run_method(f"adcol(hidden=7,objective={o})", "mlp2(width=16)") for o in ("ce", "simsiam")
     )
     theta = [ours.model(name).theta for name in ("p0", "p1")]
     for name, shape in (("simsiam.down", (8, 16)), ("simsiam.up", (16, 8))):
@@ -1040,21 +1052,21 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(
 
     def self_supervised(theta: Params, batch: Batch) -> Tensor:
         z, other = (
-            encoded(theta, x)
+            encoder_features(theta, x)
             for x in (batch.x, augment_view(batch.x, Key(3).fold("view", batch.number)))
         )
         value = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
         return value + divergence(disc_logits(D, z))
 
-    expected = descended(self_supervised, F_0, data, Key(3))
+    expected = torch_sgd(self_supervised, F_0, data, Key(3))
     assert torch.equal(expected["fc3.weight"], F_0["fc3.weight"])
     assert distance({"fc1.weight": F_0["fc1.weight"]}, expected) > 1e-3
-    z = encoded(expected, data.x)
+    z = encoder_features(expected, data.x)
 
     def probe(theta: Params, batch: Batch) -> Tensor:
-        return F.cross_entropy(predicted(theta, z[batch.indices]), batch.y)
+        return F.cross_entropy(predictor_logits(theta, z[batch.indices]), batch.y)
 
-    expected = descended(
+    expected = torch_sgd(
         probe, expected, data, Key(3).fold("probe"), only={"fc3.weight", "fc3.bias"}
     )
     assert_near(state.F, expected)
@@ -1224,7 +1236,7 @@ def test_section5_projection_head_and_predictor(
 
 def test_b7_the_representation_that_is_sent_has_the_projections_width() -> None:
     """d = 12: 4 d n_i up, and a discriminator of 12 inputs down."""
-    for charged in traffic(ran("adcol(hidden=7)", "mlp2(width=5,projection=12)")).values():
+    for charged in traffic(run_method("adcol(hidden=7)", "mlp2(width=5,projection=12)")).values():
         assert charged == {"local up": 4 * 12 * sum(SIZES), "local down": 4 * s_d(12, (7, 7, 4))}
 
 
@@ -1238,4 +1250,4 @@ def test_b7_the_representation_that_is_sent_has_the_projections_width() -> None:
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: str) -> None:
     with pytest.raises(comity.UsageError, match=options.partition("=")[0]):
-        ran(f"adcol({options})")
+        run_method(f"adcol({options})")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from test_reductions import assert_same, ran
+from test_reductions import assert_same, run_method
 from torch import Tensor
 from toys import OneNumber, rounds, server_of
 
@@ -78,19 +78,22 @@ def test_the_inner_maximum_is_found() -> None:
 def test_a_large_penalty_is_fedavg(model: str, participation: float) -> None:
     """λ → ∞, bit for bit."""
     assert_same(
-        ran("affine-robust(lam=1e30)", model, participation), ran("fedavg", model, participation)
+        run_method("affine-robust(lam=1e30)", model, participation),
+        run_method("fedavg", model, participation),
     )
 
 
 @pytest.mark.parametrize("text", ["lam=0.1", "ascent_lr=0.01", "shift=full"])
 def test_no_option_is_without_effect(text: str) -> None:
     methods = ("affine-robust", f"affine-robust({text})")
-    usual, other = (ran(method, "mlp2", 1.0).model("p0").theta["fc1.weight"] for method in methods)
+    usual, other = (
+        run_method(method, "mlp2", 1.0).model("p0").theta["fc1.weight"] for method in methods
+    )
     assert not torch.equal(usual, other)
 
 
 def test_settings_that_cannot_converge_are_refused() -> None:
     with pytest.raises(UsageError, match="at most 1/lam"):
-        ran("affine-robust(lam=10,ascent_lr=0.2)", "mlp2", 1.0)
+        run_method("affine-robust(lam=10,ascent_lr=0.2)", "mlp2", 1.0)
     with pytest.raises(UsageError, match="--optimizer sgd"):
-        ran("affine-robust", "mlp2", 1.0, optimizer="adam")
+        run_method("affine-robust", "mlp2", 1.0, optimizer="adam")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_reductions import ran
+from test_reductions import run_method
 from torch import Tensor
 from toys import OneNumber, assert_near, federation, rounds, rows, samples, server_of, task_of
 
@@ -126,7 +126,7 @@ def test_afl_forgets_a_party_that_is_never_the_worst() -> None:
     )  # a weight of 0 counts for nothing
 
 
-def test_afl_of_nobody_with_weight_leaves_the_model() -> None:
+def test_afl_without_a_weighted_party_keeps_the_model() -> None:
     algorithm = Afl(lam_lr=0.0)
     server, s = server_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
     sampled = server.sample(1)[0]
@@ -152,7 +152,10 @@ def test_one_party_is_fedavg(method: str) -> None:
 
 
 def test_afl_that_never_moves_lambda_is_fedavg() -> None:
-    child, parent = ran("afl(lam_lr=0,begin=samples)", "mlp2", 1.0), ran("fedavg", "mlp2", 1.0)
+    child, parent = (
+        run_method("afl(lam_lr=0,begin=samples)", "mlp2", 1.0),
+        run_method("fedavg", "mlp2", 1.0),
+    )
     assert_near(child.model("p0").theta, parent.model("p0").theta, atol=1e-6)
 
 
@@ -161,7 +164,7 @@ def test_afl_that_never_moves_lambda_is_fedavg() -> None:
 )
 def test_no_option_is_without_effect(text: str) -> None:
     usual, other = (
-        ran(method, "mlp2", 1.0).model("p0").theta["fc1.weight"]
+        run_method(method, "mlp2", 1.0).model("p0").theta["fc1.weight"]
         for method in (text.partition("(")[0], text)
     )
     assert not torch.equal(usual, other)

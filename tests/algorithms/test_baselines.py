@@ -50,7 +50,7 @@ def test_lg_fedavg_and_fedper_share_complementary_parts():
 
 
 @pytest.mark.parametrize("wrapper", ["dbe", "mr", "prbm"])
-def test_nothing_of_dbe_goes_around_a_method_without_a_shared_extractor(wrapper):
+def test_dbe_refuses_methods_without_a_shared_extractor(wrapper):
     with pytest.raises(comity.UsageError, match="keeps the extractor"):
         comity.run(f"lg-fedavg+{wrapper}", federation(SIZES), **SETTINGS)
 

@@ -37,7 +37,9 @@ pytestmark = pytest.mark.quick
 SHAPE, CLASSES, K = (6,), 3, 5
 
 
-def biased(kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None) -> LearningTask:
+def biased_task(
+    kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None
+) -> LearningTask:
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu)
@@ -59,21 +61,21 @@ def regulariser(task: LearningTask, z: Tensor, scratch: dict[str, Tensor] | None
 def test_eq7_value_with_the_half_of_the_authors_code() -> None:
     """m = (1, 2, 3, 4, 5), consensus 0, K = 5: kappa * (1 + 4 + 9 + 16 + 25) / (2 * 5) = 5.5 kappa."""
     z = torch.tensor([[0.0, 1, 2, 3, 4], [2.0, 3, 4, 5, 6]])
-    assert regulariser(biased(kappa=3.0), z).item() == pytest.approx(16.5, rel=1e-5)
+    assert regulariser(biased_task(kappa=3.0), z).item() == pytest.approx(16.5, rel=1e-5)
 
 
 def test_eq7_gradient_with_mu_1() -> None:
     """d MR / d f(x_b)_k = (m_k - z_k) / (B K), the same for every sample of the batch."""
     B, consensus = 4, noise(K, seed=1)
     z = noise(B, K, seed=2).requires_grad_()
-    (grad,) = torch.autograd.grad(regulariser(biased(consensus=consensus), z), z)
+    (grad,) = torch.autograd.grad(regulariser(biased_task(consensus=consensus), z), z)
     expected = (z.detach().mean(0) - consensus) / (B * K)
     torch.testing.assert_close(grad, expected.expand(B, K), rtol=0, atol=1e-6)
 
 
 def test_eq7_gradient_vanishes_at_the_consensus() -> None:
     z = noise(4, K, seed=2).requires_grad_()
-    (grad,) = torch.autograd.grad(regulariser(biased(consensus=z.detach().mean(0)), z), z)
+    (grad,) = torch.autograd.grad(regulariser(biased_task(consensus=z.detach().mean(0)), z), z)
     assert grad.abs().max() < 1e-7
 
 
@@ -82,7 +84,7 @@ def test_eq7_running_mean_and_no_gradient_through_the_past() -> None:
     gradient.
     """
     B, mu, consensus = 4, 0.3, noise(K, seed=1)
-    task = biased(mu=mu, consensus=consensus)
+    task = biased_task(mu=mu, consensus=consensus)
     first, second = noise(B, K, seed=2).requires_grad_(), noise(B, K, seed=3).requires_grad_()
     scratch: dict[str, Tensor] = {}
     regulariser(task, first, scratch)
@@ -103,7 +105,7 @@ def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
     in the first.
     """
     kappa, mu, consensus = 7.0, 0.4, noise(K, seed=1)
-    task = biased(kappa, mu, consensus)
+    task = biased_task(kappa, mu, consensus)
     data = samples(12, SHAPE, CLASSES)
     theta = task.init(Key(1))
     first_batches: list[tuple[Params, Tensor, Tensor, Tensor]] = []
@@ -136,7 +138,7 @@ def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
 
 def test_eq5_offset_before_a_linear_head_shifts_logits_by_a_constant() -> None:
     """h(z + p) = h(z) + W p."""
-    task, p, z = biased(), noise(K, seed=1), noise(7, K, seed=2)
+    task, p, z = biased_task(), noise(K, seed=1), noise(7, K, seed=2)
     theta = task.init(Key(1))
     assert theta[OFFSET].shape == (K,)
     assert not theta[OFFSET].any(), "offsets start at 0"
@@ -148,7 +150,7 @@ def test_eq5_offset_before_a_linear_head_shifts_logits_by_a_constant() -> None:
 
 def test_eq5_gradient_of_the_offset() -> None:
     """W^T sum_b dL/dlogits_b, where dL/dlogits_b = (softmax - onehot) / B."""
-    B, task, p = 4, biased(kappa=0.0), noise(K, seed=1)
+    B, task, p = 4, biased_task(kappa=0.0), noise(K, seed=1)
     data = samples(B, SHAPE, CLASSES)
     theta = task.init(Key(1)) | {OFFSET: p.requires_grad_()}
     (grad,) = torch.autograd.grad(task.loss(theta, batch_of(data)), p)
@@ -160,7 +162,7 @@ def test_eq5_gradient_of_the_offset() -> None:
 
 def test_eq5_regulariser_sees_z_without_the_offset() -> None:
     """MR is on z^g = f(x): an offset of 100 changes the cross-entropy alone."""
-    task, data = biased(kappa=50.0, consensus=noise(K, seed=1)), samples(4, SHAPE, CLASSES)
+    task, data = biased_task(kappa=50.0, consensus=noise(K, seed=1)), samples(4, SHAPE, CLASSES)
     theta = task.init(Key(1))
     far = theta | {OFFSET: torch.full((K,), 100.0)}
     extra = []
@@ -380,7 +382,7 @@ def test_table3_parties_draw_different_noise_on_what_they_upload() -> None:
 
 
 def test_frozen_offset_stays_at_zero_and_gets_no_gradient() -> None:
-    task = biased(kappa=0.0)
+    task = biased_task(kappa=0.0)
     assert isinstance(task, Biased)
     frozen = replace(task, frozen=True)
     result = fit(

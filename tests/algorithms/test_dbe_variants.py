@@ -33,15 +33,15 @@ IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
 ROOT = Key.root(0)
 
 
-def biased(consensus: Tensor, **options: Any) -> Biased:
+def biased_task(consensus: Tensor, **options: Any) -> Biased:
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), **({"kappa": 1.0} | options))
-    wrapped_party = dbe.wrap_party(
+    wrapped_task = dbe.wrap_party(
         party_of(task, samples(4, SHAPE, CLASSES), Training()), Mean(consensus)
     ).task
-    assert isinstance(wrapped_party, Biased)
-    return wrapped_party
+    assert isinstance(wrapped_task, Biased)
+    return wrapped_task
 
 
 def batch_number(b: int, scratch: dict[str, Tensor]) -> Batch:
@@ -50,7 +50,7 @@ def batch_number(b: int, scratch: dict[str, Tensor]) -> Batch:
     )
 
 
-def descended(
+def torch_sgd(
     loss: Callable[[Params, Batch], Tensor], theta: Params, data: Samples, key: Key, how: Training
 ) -> Params:
     """torch.optim.SGD over the batches that this key gives."""
@@ -74,7 +74,7 @@ def test_eq8_without_the_half_the_regulariser_is_exactly_twice_as_large() -> Non
     values, grads = [], []
     for half in (True, False):
         z = noise(B, K, seed=2).requires_grad_()
-        value = biased(consensus, half=half).regulariser(z, batch_number(0, {}))
+        value = biased_task(consensus, half=half).regulariser(z, batch_number(0, {}))
         values.append(value.detach())
         grads.append(torch.autograd.grad(value, z)[0])
     assert torch.equal(values[1], 2 * values[0])
@@ -85,7 +85,7 @@ def test_eq8_without_the_half_the_regulariser_is_exactly_twice_as_large() -> Non
 def test_eq8_as_printed_is_the_mean_squared_error() -> None:
     """m = (1, 2, 3, 4, 5), consensus 0: kappa * (1 + 4 + 9 + 16 + 25) / 5 = 11 kappa."""
     z = torch.tensor([[0.0, 1, 2, 3, 4], [2.0, 3, 4, 5, 6]])
-    task = biased(torch.zeros(K), half=False, kappa=3.0)
+    task = biased_task(torch.zeros(K), half=False, kappa=3.0)
     theta, batch = task.init(Key(1)), batch_number(0, {})
     extra = task.objective(theta, z, replace(batch, y=batch.y[:2])) - F.cross_entropy(
         task.head(theta, z), batch.y[:2]
@@ -94,7 +94,7 @@ def test_eq8_as_printed_is_the_mean_squared_error() -> None:
 
 
 @cache
-def ran(text: str, model: str = f"mlp2(width={K})", **settings: Any) -> comity.Result:
+def run_method(text: str, model: str = f"mlp2(width={K})", **settings: Any) -> comity.Result:
     shape = IMAGE if model == BATCHNORM else SHAPE
     usual: dict[str, Any] = {"rounds": 2, "batch": 4, "lr": 0.05, "engine": "loop"}
     return comity.run(
@@ -114,11 +114,11 @@ def test_eq8_half_of_kappa_8_is_whole_of_kappa_4(wrapper: str) -> None:
     not.
     """
     halved, printed = (
-        ran(f"fedavg+{wrapper}(kappa=8)"),
-        ran(f"fedavg+{wrapper}(kappa=4,half=false)"),
+        run_method(f"fedavg+{wrapper}(kappa=8)"),
+        run_method(f"fedavg+{wrapper}(kappa=4,half=false)"),
     )
     assert same(halved, printed)
-    assert not same(halved, ran(f"fedavg+{wrapper}(kappa=8,half=false)"))
+    assert not same(halved, run_method(f"fedavg+{wrapper}(kappa=8,half=false)"))
 
 
 # --- spec B4: the running mean's bias
@@ -130,7 +130,7 @@ def test_eq9_debiased_running_mean_by_hand() -> None:
     """
     mu, consensus = 0.3, noise(K, seed=9)
     scratch: dict[str, Any] = {}
-    task = biased(consensus, mu=mu, ema_debias=True)
+    task = biased_task(consensus, mu=mu, ema_debias=True)
     means = []
     for b in range(1, 6):
         z = (noise(B, K, seed=b) + b).requires_grad_()
@@ -154,7 +154,7 @@ def test_eq9_batches_with_one_mean(debias: bool) -> None:
     """
     c = noise(K, seed=3)
     scratch: dict[str, Any] = {}
-    task = biased(torch.zeros(K), mu=0.3, ema_debias=debias)
+    task = biased_task(torch.zeros(K), mu=0.3, ema_debias=debias)
     for b in range(1, 5):
         value = task.regulariser(c.expand(B, K), batch_number(b - 1, scratch)).item()
         factor = 1.0 if debias else 1 - 0.7**b
@@ -185,7 +185,7 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
         mse = (used - consensus).square().mean()
         return F.cross_entropy(logits, batch.y) + kappa * (mse / 2 if half else mse)
 
-    expected = descended(
+    expected = torch_sgd(
         loss, s.host | {OFFSET: torch.zeros(K)}, data, ROOT.fold("party", 0, 1, "local", 0), how
     )
     s = rounds(dbe, server, s, 1)
@@ -199,8 +199,10 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
 
 
 def test_eq9_with_mu_1_there_is_no_bias() -> None:
-    assert same(ran("fedavg+dbe(mu=1)"), ran("fedavg+dbe(mu=1,ema_debias=true)"))
-    assert not same(ran("fedavg+dbe(mu=0.3)"), ran("fedavg+dbe(mu=0.3,ema_debias=true)"))
+    assert same(run_method("fedavg+dbe(mu=1)"), run_method("fedavg+dbe(mu=1,ema_debias=true)"))
+    assert not same(
+        run_method("fedavg+dbe(mu=0.3)"), run_method("fedavg+dbe(mu=0.3,ema_debias=true)")
+    )
 
 
 def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
@@ -208,7 +210,7 @@ def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
     it by.
     """
     try:
-        result = ran("fedavg+dbe(mu=0,ema_debias=true)")
+        result = run_method("fedavg+dbe(mu=0,ema_debias=true)")
     except comity.UsageError:
         return
     assert all(v.isfinite().all() for v in result.model("p0").theta.values())
@@ -217,7 +219,7 @@ def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
 # --- spec B1 and B5: the first mean
 
 
-def reported(
+def reported_mean(
     model: str, data: Samples, how: Training, shape: tuple[int, ...] = SHAPE, **options: Any
 ) -> Tensor:
     """The consensus of a single party is what it reported."""
@@ -239,7 +241,7 @@ def train_and_record_means(
         means.append(z.detach().mean(0))
         return F.cross_entropy(task.head(theta, z, train=True), batch.y)
 
-    return means, descended(
+    return means, torch_sgd(
         loss, task.init(ROOT.fold("init")), data, ROOT.fold("party", 0, 0, "mean", 0), how
     )
 
@@ -254,9 +256,7 @@ def gentle(model: str) -> Training:
 @pytest.mark.parametrize("mu", [1.0, 0.3])
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize(("model", "shape"), [(f"mlp2(width={K})", SHAPE), (BATCHNORM, IMAGE)])
-def test_alg1_l2_mean_as_it_ran_along(
-    model: str, shape: tuple[int, ...], epochs: int, mu: float
-) -> None:
+def test_alg1_l2_running_mean(model: str, shape: tuple[int, ...], epochs: int, mu: float) -> None:
     """z <- (1 - mu) z + mu mean_batch f(x), from 0, over the training before round 1; with mu = 1
     the last batch's mean.
     """
@@ -267,11 +267,11 @@ def test_alg1_l2_mean_as_it_ran_along(
     for mean in means:
         z = (1 - mu) * z + mu * mean
     assert len(means) == 4 * epochs
-    ours = reported(model, data, how, shape, init_mean="ema", init_epochs=epochs, mu=mu)
+    ours = reported_mean(model, data, how, shape, init_mean="ema", init_epochs=epochs, mu=mu)
     torch.testing.assert_close(ours, z, rtol=0, atol=5e-4)
     if mu == 1:
         torch.testing.assert_close(ours, means[-1], rtol=0, atol=5e-4)
-    exact = reported(model, data, how, shape, init_epochs=epochs, mu=mu)
+    exact = reported_mean(model, data, how, shape, init_epochs=epochs, mu=mu)
     torch.testing.assert_close(exact, task.features(theta, data.x).mean(0), rtol=0, atol=5e-4)
     assert (ours - exact).abs().max() > 0.005, "the two are not the same"
 
@@ -291,10 +291,12 @@ def test_alg1_l2_mean_of_all_batches_alike(
     how = gentle(model)
     means, _ = train_and_record_means(task, data, replace(how, epochs=epochs))
     assert len(means) == 4 * epochs
-    ours = reported(model, data, how, shape, init_mean="batch", init_epochs=epochs, mu=mu)
+    ours = reported_mean(model, data, how, shape, init_mean="batch", init_epochs=epochs, mu=mu)
     torch.testing.assert_close(ours, torch.stack(means).mean(0), rtol=0, atol=5e-4)
     for other in ("exact", "ema"):
-        apart = ours - reported(model, data, how, shape, init_mean=other, init_epochs=epochs, mu=mu)
+        apart = ours - reported_mean(
+            model, data, how, shape, init_mean=other, init_epochs=epochs, mu=mu
+        )
         assert apart.abs().max() > 0.002, other
 
 
@@ -303,9 +305,9 @@ def test_alg1_l2_without_training_and_batchnorm_all_batches_alike_is_exact() -> 
     means is the mean.
     """
     model, data, how = f"mlp2(width={K})", samples(20, SHAPE, CLASSES), Training(lr=0.0, batch=5)
-    exact = reported(model, data, how, init_mean="exact")
+    exact = reported_mean(model, data, how, init_mean="exact")
     torch.testing.assert_close(
-        reported(model, data, how, init_mean="batch"), exact, rtol=0, atol=1e-6
+        reported_mean(model, data, how, init_mean="batch"), exact, rtol=0, atol=1e-6
     )
 
 
@@ -318,7 +320,7 @@ def test_eq8_with_batchnorm_the_first_term_is_small_only_by_the_mean_in_training
     now = task.features(task.init(ROOT.fold("init")), data.x[:20], train=True).mean(0)
     for init_mean in ("exact", "batch"):
         first[init_mean] = (
-            (now - reported(BATCHNORM, data, how, IMAGE, init_mean=init_mean))
+            (now - reported_mean(BATCHNORM, data, how, IMAGE, init_mean=init_mean))
             .square()
             .mean()
             .item()
@@ -337,7 +339,7 @@ def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> Non
     means, theta = train_and_record_means(task, data, Training(lr=0.1, batch=4, epochs=epochs))
     assert len(means) == 5 * epochs
     torch.testing.assert_close(
-        reported(model, data, how, init_epochs=epochs),
+        reported_mean(model, data, how, init_epochs=epochs),
         task.features(theta, data.x).mean(0),
         rtol=0,
         atol=1e-5,
@@ -348,11 +350,11 @@ def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> Non
 
 def test_alg1_l2_one_epoch_is_the_default() -> None:
     assert same(
-        ran("fedavg+dbe"),
-        ran("fedavg+dbe(init_epochs=1,init_mean=exact,half=true,ema_debias=false)"),
+        run_method("fedavg+dbe"),
+        run_method("fedavg+dbe(init_epochs=1,init_mean=exact,half=true,ema_debias=false)"),
     )
     for other in ("init_epochs=0", "init_epochs=2", "init_mean=ema", "init_mean=batch"):
-        assert not same(ran("fedavg+dbe"), ran(f"fedavg+dbe({other})")), other
+        assert not same(run_method("fedavg+dbe"), run_method(f"fedavg+dbe({other})")), other
 
 
 @pytest.mark.parametrize(
@@ -371,9 +373,11 @@ def test_alg1_no_option_changes_a_byte(options: str) -> None:
     """And each of them changes the weights, but for the running mean's bias, which mu = 1 does not
     have.
     """
-    assert same(ran("fedavg+dbe"), ran(f"fedavg+dbe({options})")) == (options == "ema_debias=true")
+    assert same(run_method("fedavg+dbe"), run_method(f"fedavg+dbe({options})")) == (
+        options == "ema_debias=true"
+    )
     rows = [
-        [r for r in ran(text).ledger if r.kind != "eval"]
+        [r for r in run_method(text).ledger if r.kind != "eval"]
         for text in ("fedavg+dbe", f"fedavg+dbe({options})")
     ]
     assert rows[0] == rows[1]
@@ -396,8 +400,10 @@ def test_dbe_switched_off_is_fedavg_bit_for_bit(options: str, model: str) -> Non
     """kappa = 0 and the offset frozen at 0: the exchange before round 1 disturbs neither weights
     nor running statistics.
     """
-    ours = ran(f"fedavg+dbe(kappa=0,train_offset=false{',' if options else ''}{options})", model)
-    theirs = ran("fedavg", model)
+    ours = run_method(
+        f"fedavg+dbe(kappa=0,train_offset=false{',' if options else ''}{options})", model
+    )
+    theirs = run_method("fedavg", model)
     for name in theirs.job.info.names:
         theta = dict(ours.model(name).theta)
         assert not theta.pop(OFFSET).any()
@@ -413,13 +419,14 @@ def test_table3_noise_is_on_what_is_reported(init_mean: str) -> None:
     draw for the same key.
     """
     model, data, how = f"mlp2(width={K})", samples(18, SHAPE, CLASSES), Training(lr=0.1, batch=4)
-    clean = reported(model, data, how, init_mean=init_mean)
+    clean = reported_mean(model, data, how, init_mean=init_mean)
     assert clean.abs().max() > 0.05
-    assert not reported(model, data, how, init_mean=init_mean, noise_q=1.0).any()
-    quarter = reported(model, data, how, init_mean=init_mean, noise_q=0.75)
+    assert not reported_mean(model, data, how, init_mean=init_mean, noise_q=1.0).any()
+    quarter = reported_mean(model, data, how, init_mean=init_mean, noise_q=0.75)
     torch.testing.assert_close(quarter, clean / 4, rtol=0, atol=1e-7)
     draws = [
-        (reported(model, data, how, init_mean=init_mean, noise_s=s) - clean) / s for s in (0.5, 2.0)
+        (reported_mean(model, data, how, init_mean=init_mean, noise_s=s) - clean) / s
+        for s in (0.5, 2.0)
     ]
     torch.testing.assert_close(draws[0], draws[1], rtol=0, atol=1e-5)
     assert draws[0].abs().max() > 0.1
@@ -512,6 +519,6 @@ def test_options_out_of_range_are_refused(option: str) -> None:
     "options",
     ["init_mean=batch,init_epochs=0", "init_mean=ema,init_epochs=0", "init_mean=ema,mu=0"],
 )
-def test_a_mean_that_runs_along_needs_something_to_run_along(options: str) -> None:
+def test_a_running_mean_needs_training_before_round_1(options: str) -> None:
     with pytest.raises(comity.UsageError, match="an epoch to run along"):
-        ran(f"fedavg+dbe({options})")
+        run_method(f"fedavg+dbe({options})")

@@ -45,7 +45,7 @@ def thetas(text: str, fed: comity.Federation | None = None, **settings: Any) -> 
     return {name: result.model(name).theta for name in result.job.info.names}
 
 
-def relabelled(whose: int) -> comity.Federation:
+def relabelled_federation(whose: int) -> comity.Federation:
     """The same parties; one of them has other training labels."""
     parties = {}
     for i, size in enumerate(SIZES):
@@ -61,9 +61,9 @@ def relabelled(whose: int) -> comity.Federation:
 @pytest.mark.parametrize("options", ["", "(target=p0)", "(mu=1)"])
 def test_the_targets_training_labels_change_nothing(options: str) -> None:
     target = 0 if "p0" in options else 2
-    usual, other = thetas(f"fada{options}"), thetas(f"fada{options}", relabelled(target))
+    usual, other = thetas(f"fada{options}"), thetas(f"fada{options}", relabelled_federation(target))
     assert all(same(usual[name], other[name]) for name in usual)
-    changed = thetas(f"fada{options}", relabelled(1))  # a source's labels do
+    changed = thetas(f"fada{options}", relabelled_federation(1))  # a source's labels do
     assert all(not same(usual[name], changed[name]) for name in usual)
 
 
@@ -81,7 +81,10 @@ def test_each_in_turn_is_as_many_runs() -> None:
             f"fada(target={name})", bn="none", model="fedbn-cnn(scale=0.03)", fed=fed
         )
         assert same(theta, single_target[name])
-    assert same(thetas("fada(target=each)")["p1"], thetas("fada(target=each)", relabelled(1))["p1"])
+    assert same(
+        thetas("fada(target=each)")["p1"],
+        thetas("fada(target=each)", relabelled_federation(1))["p1"],
+    )
 
 
 def test_without_its_extras_it_is_fedavg_of_the_sources() -> None:

@@ -136,7 +136,7 @@ def mean_grad(theta: Params, x: Tensor, y: Tensor) -> Params:
     return grad_of(lambda h: each_loss(h, x, y).mean(), theta)
 
 
-def stepped(theta: Params, lr: float, *terms: tuple[float, Params]) -> Params:
+def gradient_step(theta: Params, lr: float, *terms: tuple[float, Params]) -> Params:
     """θ − lr · Σ weight · gradient."""
     return {k: v - lr * sum(weight * g[k] for weight, g in terms) for k, v in theta.items()}
 
@@ -165,7 +165,7 @@ def pgd_of(
     return z
 
 
-def selected(theta: Params, data: Samples, bad: Tensor) -> Tensor:
+def eq12_mask(theta: Params, data: Samples, bad: Tensor) -> Tensor:
     """Eq. 12's condition."""
     return each_loss(theta, bad, data.y) - each_loss(theta, data.x, data.y) > 0
 
@@ -179,7 +179,7 @@ def round_of(
     bad = [pgd_of(h_j, d) for h_j, d in zip(h, data, strict=True)]
     new, share, grads = [], [], []
     for i, h_i in enumerate(h):
-        oda = [selected(h_i, d, b) for d, b in zip(data, bad, strict=True)]
+        oda = [eq12_mask(h_i, d, b) for d, b in zip(data, bad, strict=True)]
         g = [
             (
                 mean_grad(h_i, b[s], d.y[s])
@@ -193,7 +193,7 @@ def round_of(
             (1.0, mean_grad(h_i, data[i].x, data[i].y)),
             (alpha, mean_grad(h_i, bad[i], data[i].y)),
         )
-        new.append(stepped(h_i, lr, *own, *peers))
+        new.append(gradient_step(h_i, lr, *own, *peers))
         share.append([s.double().mean().item() for s in oda])
         grads.append(g)
     return new, share, grads
@@ -216,7 +216,7 @@ def multiplier(lam: float) -> Tensor:
 AS_IT_IS: Scaled = ((0.0,), (1.0,))
 
 
-def attacked(
+def attack_result(
     fed: FedSps, w: tuple[float, ...], x: Tensor, lam: float, key: Key, scaled: Scaled = AS_IT_IS
 ) -> tuple[Tensor, float]:
     """Where T puts x, and λ after it."""
@@ -233,7 +233,7 @@ def linear_case(
     """Where T puts x in its last call, and λ after it."""
     lam = fed.lambda0 if lam is None else lam
     for n in range(calls):
-        z, lam = attacked(fed, w, x, lam, Key(n))
+        z, lam = attack_result(fed, w, x, lam, Key(n))
     return z, lam
 
 
@@ -472,7 +472,7 @@ def test_cost_l2_with_a_wide_budget() -> None:
     fed = wasserstein(cost="l2", epsilon=1.0, lambda_lr=0.3)
     lam, reached = 1.0, []
     for n in range(150):
-        z, lam = attacked(fed, W, x, lam, Key(n))
+        z, lam = attack_result(fed, W, x, lam, Key(n))
         reached.append((z - x).mean(0))
     assert 4.0 < lam < 5.1
     torch.testing.assert_close(torch.stack(reached[50:]).mean(0), w / 5, rtol=0, atol=0.1)
@@ -497,12 +497,12 @@ def test_units_pixel_is_one_over_std_by_channel() -> None:
     """
     x = 0.1 * noise(4, 3, 2, 1)
     w = (1.0, -2.0, 3.0, 4.0, -5.0, 0.0)
-    z, _ = attacked(FedSps(units="pixel", clamp="none"), w, x, 1.0, Key(0), THREE)
+    z, _ = attack_result(FedSps(units="pixel", clamp="none"), w, x, 1.0, Key(0), THREE)
     sign = torch.tensor(w).sign().view(3, 2, 1)
     torch.testing.assert_close(
         z, x + torch.tensor([0.06, 0.12, 0.15]).view(3, 1, 1) * sign, rtol=0, atol=1e-6
     )
-    wide, _ = attacked(
+    wide, _ = attack_result(
         FedSps(units="pixel", clamp="unit", epsilon=9.0, attack_lr=9.0), w, x, 1.0, Key(0), THREE
     )
     black, white = (
@@ -518,8 +518,8 @@ def test_units_pixel_wasserstein_is_algorithm_1_on_pixels(cost: Literal["l2sq", 
     """The same attack on pixels (x · std, slope w/std), taken back: samples and λ."""
     x, w, std = noise(5, 3, 1, 1), torch.tensor([3.0, -4.0, 2.0]), torch.tensor(THREE[1])
     fed = wasserstein(cost=cost, epsilon=0.5)
-    pixel_z, lam = attacked(fed, tuple((w / std).tolist()), x * std.view(3, 1, 1), 0.7, Key(1))
-    z, ours = attacked(replace(fed, units="pixel"), tuple(w.tolist()), x, 0.7, Key(1), THREE)
+    pixel_z, lam = attack_result(fed, tuple((w / std).tolist()), x * std.view(3, 1, 1), 0.7, Key(1))
+    z, ours = attack_result(replace(fed, units="pixel"), tuple(w.tolist()), x, 0.7, Key(1), THREE)
     torch.testing.assert_close(z, pixel_z / std.view(3, 1, 1), rtol=0, atol=2e-3)
     assert ours == pytest.approx(lam, rel=1e-4)
     assert differ({"z": z}, {"z": x}) > 0.1
@@ -592,7 +592,7 @@ def test_clamp_data_is_the_range_of_all_of_a_partys_data() -> None:
 
 
 def test_the_labels_stay() -> None:
-    reply = assisted(
+    reply = help_replies(
         FedSps(mode="samples", select="all"),
         mlp().init(Key(1)),
         {7: mlp().init(Key(2))},
@@ -606,7 +606,7 @@ def test_the_labels_stay() -> None:
 # --- eq. 12
 
 
-def assisted(
+def help_replies(
     fed: FedSps,
     h: Params,
     askers: dict[int, Params],
@@ -633,7 +633,10 @@ def test_eq12_by_hand_and_asymmetric() -> None:
     data = Samples(noise(6, 2), torch.zeros(6, dtype=torch.int64))
     i, j = line(3.0, -1.0), line(1.0, 2.0)
     fed = FedSps(clamp="none")
-    ij, ji = assisted(fed, j, {0: i}, data, task)[0], assisted(fed, i, {1: j}, data, task)[1]
+    ij, ji = (
+        help_replies(fed, j, {0: i}, data, task)[0],
+        help_replies(fed, i, {1: j}, data, task)[1],
+    )
     assert (ij.count, ij.overlap) == (6, 1.0)
     assert (ji.count, ji.overlap, ji.loss) == (0, 0.0, 0.0)
     assert all(not g.any() for g in ji.grads.values())
@@ -650,7 +653,7 @@ def test_eq12_selection_by_torch(select: Literal["strict", "geq", "all"]) -> Non
     gradient.
     """
     j, asker, data = mlp().init(Key(1)), mlp().init(Key(2)), three()[2]
-    reply = assisted(FedSps(select=select), j, {4: asker}, data, mlp())[4]
+    reply = help_replies(FedSps(select=select), j, {4: asker}, data, mlp())[4]
     bad = pgd_of(j, data)
     gap = each_loss(asker, bad, data.y) - each_loss(asker, data.x, data.y)
     assert 0 < (gap > 0).sum() < (gap >= 0).sum() < len(data), (
@@ -676,7 +679,7 @@ def test_select_geq_takes_what_did_not_change() -> None:
     counts = {}
     for select in ("strict", "geq", "all"):
         fed = FedSps(select=select, epsilon=0.0)
-        counts[select] = assisted(
+        counts[select] = help_replies(
             fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[2], mlp()
         )[4].count
     assert counts == {"strict": 0, "geq": 23, "all": 23}
@@ -688,11 +691,11 @@ def test_eq12_equal_models_select_every_sample_whose_own_loss_rose() -> None:
     """
     data, j = three()[2], mlp().init(Key(1))
     fed = FedSps(attack_lr=2.0, epsilon=3.0, attack_steps=1, clamp="none", mode="samples")
-    reply = assisted(fed, j, {4: j}, data, mlp())[4]
+    reply = help_replies(fed, j, {4: j}, data, mlp())[4]
     (slope,) = torch.autograd.grad(each_loss(j, data.x.requires_grad_(), data.y).mean(), data.x)
     data.x.requires_grad_(False)
     bad = data.x + 2.0 * slope.sign()
-    rose = selected(j, data, bad)
+    rose = eq12_mask(j, data, bad)
     assert 0 < rose.sum() < len(data)
     torch.testing.assert_close(reply.x, bad[rose], rtol=0, atol=1e-5)
     assert reply.y is not None
@@ -701,8 +704,8 @@ def test_eq12_equal_models_select_every_sample_whose_own_loss_rose() -> None:
 
 def test_eq12_each_asker_is_answered_for_its_own_model() -> None:
     j, asker, other_asker = (mlp().init(Key(n)) for n in (1, 2, 3))
-    both = assisted(FedSps(), j, {4: asker, 5: other_asker}, three()[2], mlp())
-    assert_same(both[4].grads, assisted(FedSps(), j, {4: asker}, three()[2], mlp())[4].grads)
+    both = help_replies(FedSps(), j, {4: asker, 5: other_asker}, three()[2], mlp())
+    assert_same(both[4].grads, help_replies(FedSps(), j, {4: asker}, three()[2], mlp())[4].grads)
     assert differ(both[4].grads, both[5].grads) > 1e-3
 
 
@@ -715,7 +718,7 @@ def test_l5_overlap_batch(overlap_batch: int, batch: int, count: int) -> None:
     than 11.
     """
     fed = FedSps(mode="samples", select="all", overlap_batch=overlap_batch)
-    reply = assisted(
+    reply = help_replies(
         fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[1], mlp(), Training(batch=batch)
     )[4]
     assert reply.x is not None
@@ -752,7 +755,7 @@ def test_gradients_are_taken_in_evaluation_mode_and_nothing_is_touched() -> None
     }
     own_model = task.init(Key(1))
     before = [{k: v.clone() for k, v in t.items()} for t in (own_model, theta)]
-    reply = assisted(FedSps(select="all", epsilon=0.0), own_model, {4: theta}, data, task)[4]
+    reply = help_replies(FedSps(select="all", epsilon=0.0), own_model, {4: theta}, data, task)[4]
     names = [k for k in theta if "~" not in k]
     free = theta | {k: theta[k].clone().requires_grad_() for k in names}
     grads = torch.autograd.grad(
@@ -775,7 +778,7 @@ def test_private_names_do_not_cross_and_are_js_own() -> None:
         k: v + 0.3 * noise(*v.shape, seed=7).abs() if k in task.private else v
         for k, v in task.init(Key(1)).items()
     }
-    reply = assisted(FedSps(select="all", epsilon=0.0), own_model, {4: asker}, data, task)[4]
+    reply = help_replies(FedSps(select="all", epsilon=0.0), own_model, {4: asker}, data, task)[4]
     free = {k: v.clone().requires_grad_() for k, v in asker.items()}
     whole = free | {k: own_model[k] for k in task.private}
     grads = torch.autograd.grad(
@@ -832,7 +835,7 @@ def test_eq13_reduce_by_hand(
     )
     own = mean_grad(h, three()[0].x, three()[0].y)
     assert_close(
-        state.h, stepped(h, 0.2, (1.0, own), (0.7 * weights[0], g), (0.7 * weights[1], other))
+        state.h, gradient_step(h, 0.2, (1.0, own), (0.7 * weights[0], g), (0.7 * weights[1], other))
     )
 
 
@@ -845,7 +848,7 @@ def test_eq13_peers_without_overlap(reduce: Literal["mean", "sum", "pool"]) -> N
         {3: help_of(nothing, 0, 0.0), 8: help_of(nothing, 0, 0.0)},
     )
     assert_close(
-        state.h, stepped(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y))), atol=1e-6
+        state.h, gradient_step(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y))), atol=1e-6
     )
 
 
@@ -859,7 +862,8 @@ def test_eq13_mean_is_over_the_peers_asked() -> None:
             FedSps(alpha=0.0, beta=0.5, reduce=reduce), {3: help_of(g, 4), 8: help_of(nothing, 0)}
         )
         assert_close(
-            state.h, stepped(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g))
+            state.h,
+            gradient_step(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g)),
         )
 
 
@@ -872,8 +876,8 @@ def test_l12_l14_a_gradient_acts_once(collab_steps: int) -> None:
     fed = FedSps(alpha=0.0, beta=0.7, collab_steps=collab_steps)
     h, state = local_step(fed, {3: help_of(g)}, replace(FULL, epochs=2))
     x, y = three()[0].x, three()[0].y
-    after = stepped(h, 0.2, (1.0, mean_grad(h, x, y)), (0.7, g))
-    assert_close(state.h, stepped(after, 0.2, (1.0, mean_grad(after, x, y))))
+    after = gradient_step(h, 0.2, (1.0, mean_grad(h, x, y)), (0.7, g))
+    assert_close(state.h, gradient_step(after, 0.2, (1.0, mean_grad(after, x, y))))
 
 
 @pytest.mark.parametrize(
@@ -901,7 +905,7 @@ def test_samples_at_hand_give_a_new_gradient_in_every_collaborative_step(
             (0.7 * w, mean_grad(h, d.x, d.y))
             for w, d in zip(weights, (first_data, second_data), strict=True)
         ]
-        h = stepped(h, 0.2, (1.0, mean_grad(h, x, y)), *(theirs if step < 2 else ()))
+        h = gradient_step(h, 0.2, (1.0, mean_grad(h, x, y)), *(theirs if step < 2 else ()))
     assert_close(state.h, h)
 
 
@@ -958,7 +962,7 @@ def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
     for _ in range(4):
         new, _, _ = round_of(h, three(), 1.0, 0.0, 0.7)
         v = [{k: 0.5 * u[k] + (a[k] - b[k]) for k in u} for u, a, b in zip(v, h, new, strict=True)]
-        h = [stepped(a, 0.2, (1.0, u)) for a, u in zip(h, v, strict=True)]
+        h = [gradient_step(a, 0.2, (1.0, u)) for a, u in zip(h, v, strict=True)]
     for ours, others, theirs in zip(*ends, h, strict=True):
         assert_close(ours, theirs)
         assert_close(others, theirs)
@@ -985,7 +989,7 @@ def test_the_removed_option_peer_steps_names_its_replacement() -> None:
             comity.run(text, named_federation(), model=SMALL, rounds=1)
 
 
-def normed() -> tuple[LearningTask, Samples]:
+def batchnorm_task() -> tuple[LearningTask, Samples]:
     """A network with BatchNorm, and images."""
     return task_of("fedbn-cnn(scale=0.06)", (1, 8, 8), CLASSES), samples(12, (1, 8, 8), CLASSES)
 
@@ -999,7 +1003,7 @@ def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:
     """One step by autograd: ∇ of the training loss, and α ∇ of the perturbed samples' in evaluation
     mode; ε = 0, so T is x.
     """
-    task, data = normed()
+    task, data = batchnorm_task()
     ends = {
         mode: alone_with(FedSps(alpha=0.8, beta=0.0, epsilon=0.0, alpha_mode=mode), task, data, FULL)
         for mode in ("train", "eval")
@@ -1024,7 +1028,7 @@ def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:
     )
 
 
-def test_alpha_mode_is_nothing_without_layers_that_differ() -> None:
+def test_alpha_mode_has_no_effect_without_mode_dependent_layers() -> None:
     ends = [
         alone_with(FedSps(alpha=0.8, beta=0.0, alpha_mode=mode), mlp(), three()[0], FULL)
         for mode in ("train", "eval")
@@ -1045,7 +1049,7 @@ def test_eq13_alpha_term_follows_the_present_model() -> None:
             z.requires_grad_()
             (slope,) = torch.autograd.grad(each_loss(h, z, y).mean(), z)
             z = torch.min(torch.max(z.detach() + 0.2 * slope.sign(), x - 0.5), x + 0.5)
-        h = stepped(h, 0.2, (1.0, mean_grad(h, x, y)), (0.8, mean_grad(h, z, y)))
+        h = gradient_step(h, 0.2, (1.0, mean_grad(h, x, y)), (0.8, mean_grad(h, z, y)))
     assert_close(state.h, h)
 
 
@@ -1089,7 +1093,7 @@ def test_spec1_alpha_without_beta_sends_nothing_and_is_eq5() -> None:
     for i, d in enumerate(three()):
         h = mlp().init(Key.root(0).fold("init"))
         for _ in range(2):
-            h = stepped(
+            h = gradient_step(
                 h, 0.2, (1.0, mean_grad(h, d.x, d.y)), (0.4, mean_grad(h, pgd_of(h, d), d.y))
             )
         assert_close(server.state(i).h, h)
@@ -1115,7 +1119,7 @@ def test_spec3_epsilon_0_geq_is_gradient_descent_on_the_sum_of_mean_losses() -> 
     first = theta
     for t in range(1, 7):
         s = rounds(fed, server, s, 1, first=t)
-        theta = stepped(theta, 0.2, *[(1.0, mean_grad(theta, d.x, d.y)) for d in three()])
+        theta = gradient_step(theta, 0.2, *[(1.0, mean_grad(theta, d.x, d.y)) for d in three()])
         for h in models(server):
             assert_close(h, theta, atol=2e-6)
     assert differ(first, theta) > 0.1
@@ -1130,7 +1134,9 @@ def test_spec3_geq_reduce_mean_is_the_mean_of_the_peers() -> None:
     theta = mlp().init(Key.root(0).fold("init"))
     g = [mean_grad(theta, d.x, d.y) for d in three()]
     for i, h in enumerate(models(server)):
-        assert_close(h, stepped(theta, 0.2, *[(1.0 if i == j else 0.5, g[j]) for j in range(3)]))
+        assert_close(
+            h, gradient_step(theta, 0.2, *[(1.0 if i == j else 0.5, g[j]) for j in range(3)])
+        )
 
 
 # --- Algorithm 2
@@ -1181,7 +1187,7 @@ def test_eq12_at_the_common_start_the_overlap_is_the_share_of_ones_own_losses_th
         (m.party, m.metric): m.value for m in whole().metrics if m.split == "train" and m.round == 1
     }
     for j, name in enumerate(("north", "south", "east")):
-        own = selected(theta, three()[j], pgd_of(theta, three()[j])).double().mean().item()
+        own = eq12_mask(theta, three()[j], pgd_of(theta, three()[j])).double().mean().item()
         assert [
             v for (_, metric), v in rows.items() if metric == f"overlap/{name}"
         ] == pytest.approx([own, own], abs=1e-6)
@@ -1285,7 +1291,7 @@ def test_l14_tune_end_is_off_and_then_one_local_training_with_the_own_terms() ->
         )  # fmt: skip
     for name, d in zip(("north", "south", "east"), three(), strict=True):
         h = ends["off"].model(name).theta
-        expected = stepped(
+        expected = gradient_step(
             h, 0.3, (1.0, mean_grad(h, d.x, d.y)), (0.3, mean_grad(h, pgd_of(h, d), d.y))
         )
         assert_close(ends["end"].model(name).theta, expected)
@@ -1308,7 +1314,7 @@ def test_l14_newcomers_are_tuned_too() -> None:
     assert result.summary["steps"] >= 12 + 6
 
 
-def test_newcomers_ask_everybody() -> None:
+def test_newcomers_ask_all_parties() -> None:
     fed = federation((20, 20, 20, 20))
     result = comity.run(
         "fed-sps", fed, model=SMALL, rounds=1, engine="loop", newcomers=1, join_epochs=3
@@ -1474,7 +1480,7 @@ def test_score_gain_is_the_drop_by_that_peers_step() -> None:
         for i, d in enumerate(three()):
             for j in range(3):
                 if j != i:
-                    one_step = stepped(h[i], 0.2, (0.7, grads[i][j]))
+                    one_step = gradient_step(h[i], 0.2, (0.7, grads[i][j]))
                     gain = (
                         each_loss(h[i], d.x, d.y).mean() - each_loss(one_step, d.x, d.y).mean()
                     ).item()
@@ -1497,7 +1503,8 @@ def test_score_gain_is_on_validation_samples_if_there_are_any() -> None:
         before = each_loss(h, validation.x, validation.y).mean()
         gain = {
             j: (
-                before - each_loss(stepped(h, 0.2, (0.7, v)), validation.x, validation.y).mean()
+                before
+                - each_loss(gradient_step(h, 0.2, (0.7, v)), validation.x, validation.y).mean()
             ).item()
             for j, v in ((3, g), (8, other))
         }
@@ -1535,7 +1542,7 @@ def test_code_compat_attacks_the_first_weights() -> None:
     sign = torch.tensor([1.0, -1.0, 1.0])
     for compat, way in ((True, 1), (False, -1)):
         fed = FedSps(mode="samples", select="all", code_compat=compat, clamp="none")
-        reply = assisted(fed, now, {4: now}, data, task, first=first if compat else None)[4]
+        reply = help_replies(fed, now, {4: now}, data, task, first=first if compat else None)[4]
         torch.testing.assert_close(reply.x, data.x + way * 0.03 * sign, rtol=0, atol=1e-6)
 
 
@@ -1566,7 +1573,7 @@ def test_code_compat_starts_from_noise_of_a_thousandth() -> None:
             clamp="none",
         )
         h = line(*[1.0] * 50)
-        reply = assisted(fed, h, {4: h}, data, task, first=h)[4]
+        reply = help_replies(fed, h, {4: h}, data, task, first=h)[4]
         assert reply.x is not None
         gap = reply.x - 0.5
         assert gap.std().item() == pytest.approx(scale, rel=0.06)
@@ -1583,7 +1590,7 @@ def test_code_compat_clamps_to_0_and_1_whatever_clamp_says(
     fed = FedSps(mode="samples", select="all", code_compat=True, clamp=clamp)
     expected = torch.tensor([[0.0, 0.47], [1.0, 1.0]])
     torch.testing.assert_close(
-        assisted(fed, h, {4: h}, data, task, first=h)[4].x, expected, rtol=0, atol=1e-6
+        help_replies(fed, h, {4: h}, data, task, first=h)[4].x, expected, rtol=0, atol=1e-6
     )
 
 
@@ -1592,11 +1599,11 @@ def test_code_compat_gives_the_clean_loss_of_the_selected(select: Literal["stric
     """Chosen by their perturbed loss, but as they were; without a selection all perturbed ones."""
     first, asker = mlp().init(Key(1)), mlp().init(Key(2))
     data = Samples(three()[2].x.sigmoid(), three()[2].y)
-    reply = assisted(
+    reply = help_replies(
         FedSps(code_compat=True, select=select), asker, {4: asker}, data, mlp(), first=first
     )[4]
     bad = pgd_of(first, data, low=0.0, high=1.0)
-    mask = selected(asker, data, bad)
+    mask = eq12_mask(asker, data, bad)
     assert 0 < mask.sum() < len(data)
     x, s = (data.x, mask) if select == "strict" else (bad, torch.ones_like(mask))
     assert reply.count == s.sum()
@@ -1621,7 +1628,7 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
         s = rounds(fed, server, s, 1, first=t)
         new = []
         for i, h_i in enumerate(h):
-            oda = [selected(h_i, d, b) for d, b in zip(data, bad, strict=True)]
+            oda = [eq12_mask(h_i, d, b) for d, b in zip(data, bad, strict=True)]
             mixed += sum(bool(0 < c.sum() < len(c)) for c in oda)
             total = sum(int(c.sum()) for c in oda) if reduce == "pool" else 3
             terms = [
@@ -1632,7 +1639,7 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
                 (1.0, mean_grad(h_i, data[i].x, data[i].y)),
                 (0.3, mean_grad(h_i, bad[i], data[i].y)),
             )
-            new.append(stepped(h_i, 3.0, *own, *terms))
+            new.append(gradient_step(h_i, 3.0, *own, *terms))
         h = new
         for ours, theirs in zip(models(server), h, strict=True):
             assert_close(ours, theirs, atol=1e-4)
@@ -1730,7 +1737,7 @@ def test_samples_mode_is_a_choice_that_comes_with_a_warning() -> None:
 WIDTH7 = 4 * ((6 * 7 + 7) + (7 * 7 + 7) + (7 * 3 + 3))
 
 
-def charged(result: comity.Result) -> dict[int, Counter[str]]:
+def bytes_by_round(result: comity.Result) -> dict[int, Counter[str]]:
     """Bytes by round and kind."""
     by_round: dict[int, Counter[str]] = {
         t: Counter() for t in range(result.job.experiment.rounds + 1)
@@ -1772,7 +1779,7 @@ def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> No
     )
     _, closed = plan.traffic(result.job)
     for t in (1, 2):
-        traffic = charged(result)[t]
+        traffic = bytes_by_round(result)[t]
         assert traffic["peer"] == closed[t - 1].peer == n * edges * (2 * WIDTH7 + 12)
         assert traffic["up"] == closed[t - 1].up == n * 4 * edges
         assert traffic["down"] == closed[t - 1].down == n * 4 * k * (k - 1)
@@ -1811,7 +1818,7 @@ def test_spec8_bytes_with_batchnorm(
     _, closed = plan.traffic(result.job)
     for t in (1, 2):
         assert (
-            charged(result)[t]["peer"]
+            bytes_by_round(result)[t]["peer"]
             == closed[t - 1].peer
             == (4 if peers else 12) * (model_bytes + gradient_bytes + 12)
         )
@@ -1852,7 +1859,7 @@ def test_spec8_bytes_of_samples(select: str, exact: bool, collab_steps: int) -> 
     _, closed = plan.traffic(result.job)
     for t in (1, 2, 3):
         assert closed[t - 1].peer == 6 * (WIDTH7 + 12 + 28 * 8)
-        assert charged(result)[t]["peer"] <= closed[t - 1].peer
+        assert bytes_by_round(result)[t]["peer"] <= closed[t - 1].peer
     assert (sum(counts.values()) == 3 * 6 * 8) == exact
 
 
@@ -1941,7 +1948,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
     return of
 
 
-def remains(result: comity.Result) -> tuple[dict[str, bytes], dict[str, Params]]:
+def tables_and_models(result: comity.Result) -> tuple[dict[str, bytes], dict[str, Params]]:
     table_bytes = {
         name: (result.folder / name).read_bytes()
         for name in ("metrics.csv", "ledger.csv", "outcomes.csv")
@@ -1950,7 +1957,10 @@ def remains(result: comity.Result) -> tuple[dict[str, bytes], dict[str, Params]]
 
 
 def assert_same_run(ours: comity.Result, theirs: comity.Result) -> None:
-    (tables, thetas), (their_tables, their_thetas) = remains(ours), remains(theirs)
+    (tables, thetas), (their_tables, their_thetas) = (
+        tables_and_models(ours),
+        tables_and_models(theirs),
+    )
     assert tables == their_tables
     for name, theta in their_thetas.items():
         assert_same(thetas[name], theta)
@@ -1994,7 +2004,10 @@ def test_stacked_equals_loop(options: dict[str, Any], straight: Straight, tmp_pa
     """
     ours = run_variant(tmp_path / "stacked", engine="stacked", **options)
     theirs = straight(options)
-    (tables, thetas), (their_tables, their_thetas) = remains(ours), remains(theirs)
+    (tables, thetas), (their_tables, their_thetas) = (
+        tables_and_models(ours),
+        tables_and_models(theirs),
+    )
     assert tables["ledger.csv"] == their_tables["ledger.csv"]
     for name, theta in their_thetas.items():
         assert_close(thetas[name], theta)

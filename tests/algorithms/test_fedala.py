@@ -32,7 +32,7 @@ def weight(value: float) -> Params:
     return {NAME: torch.tensor([value], dtype=torch.float64)}
 
 
-def learnt(
+def learnt_weight(
     method: FedAla,
     previous: float,
     received: float,
@@ -62,7 +62,9 @@ def test_eq4_by_hand_and_exact_at_both_ends() -> None:
 
 def test_eq5_one_step_by_hand() -> None:
     """∂L/∂W = a (Θ̂ − b) (Θ − Θ_i) = 2 · (3 − 1) · (3 − 2.5) = 2 at W = 1: W ← 1 − 0.1 · 2."""
-    assert learnt(FedAla(eta=0.1), previous=2.5, received=3, W=1, a=2, b=1) == pytest.approx(0.8)
+    assert learnt_weight(FedAla(eta=0.1), previous=2.5, received=3, W=1, a=2, b=1) == pytest.approx(
+        0.8
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_eq5_converges_to_the_best_mixture_within_0_and_1(
     """
     W = 1.0
     for _ in range(60):
-        W = learnt(FedAla(eta=0.05), previous, received, W)
+        W = learnt_weight(FedAla(eta=0.05), previous, received, W)
     assert pytest.approx(expected, abs=1e-3) == W
 
 
@@ -86,10 +88,10 @@ def test_alg1_l8_the_first_time_w_is_learnt_until_losses_are_steady() -> None:
     """
     W = 1.0
     for _ in range(STEADY + 1):
-        W = learnt(FedAla(eta=0.01), 2.0, 2.5, W)
-    assert learnt(FedAla(eta=0.01), 2.0, 2.5, None) == pytest.approx(W)
-    assert learnt(FedAla(eta=0.01, start_epochs=1), 2.0, 2.5, None) == pytest.approx(
-        learnt(FedAla(eta=0.01), 2.0, 2.5, 1.0)
+        W = learnt_weight(FedAla(eta=0.01), 2.0, 2.5, W)
+    assert learnt_weight(FedAla(eta=0.01), 2.0, 2.5, None) == pytest.approx(W)
+    assert learnt_weight(FedAla(eta=0.01, start_epochs=1), 2.0, 2.5, None) == pytest.approx(
+        learnt_weight(FedAla(eta=0.01), 2.0, 2.5, 1.0)
     )
 
 

@@ -97,15 +97,15 @@ OWN = (
 # --- the paper written out
 
 
-def encoded(theta: Params, x: Tensor) -> Tensor:
+def encoder_features(theta: Params, x: Tensor) -> Tensor:
     """h_e of mlp2."""
     x = F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"])
     return F.relu(x @ theta["fc2.weight"].T + theta["fc2.bias"])
 
 
-def predicted(theta: Params, x: Tensor) -> Tensor:
+def model_logits(theta: Params, x: Tensor) -> Tensor:
     """h of mlp2, as logits."""
-    return encoded(theta, x) @ theta["fc3.weight"].T + theta["fc3.bias"]
+    return encoder_features(theta, x) @ theta["fc3.weight"].T + theta["fc3.bias"]
 
 
 def disc_logits(D: Params, z: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p * (p / q).log()).sum(1).mean()
 
 
-def descended(
+def torch_sgd(
     loss: Callable[[Params], Tensor], theta: Params, count: int, how: Training = HOW
 ) -> Params:
     """`count` steps of torch.optim.SGD, each on all samples."""
@@ -142,7 +142,7 @@ def group_target(
     """Eqs. 6 and 7, class by class; p_j[c] = 1/K_c where nobody has class c."""
     v = torch.zeros(len(x), CLASSES)
     for j, theta in priors.items():
-        answer = predicted(theta, x)
+        answer = model_logits(theta, x)
         if target != "logits":
             answer = answer.softmax(1)
         for c in range(CLASSES):
@@ -168,15 +168,15 @@ def paper_round(
     posteriors: dict[int, Params] = {}
 
     def ce(theta: Params, d: Samples) -> Tensor:
-        return F.cross_entropy(predicted(theta, d.x), d.y)
+        return F.cross_entropy(model_logits(theta, d.x), d.y)
 
-    priors = {k: descended(partial(ce, d=d), w, how.epochs, how) for k, d in data.items()}
+    priors = {k: torch_sgd(partial(ce, d=d), w, how.epochs, how) for k, d in data.items()}
     for k, d in data.items():
         x = d.x
-        theirs = {j: encoded(priors[j], x) for j in data if j != k}  # eq. 1
+        theirs = {j: encoder_features(priors[j], x) for j in data if j != k}  # eq. 1
         first_weights = priors[k] if begin == "prior" else w
         teachers = [(cgr_weight, group_target(priors, data, x, target))] if cgr else []
-        teachers += [(lam, predicted(w, x).softmax(1))] if cgl else []  # eq. 9
+        teachers += [(lam, model_logits(w, x).softmax(1))] if cgl else []  # eq. 9
 
         def eq5(D: Params, z: Tensor, k: int = k, theirs: dict[int, Tensor] = theirs) -> Tensor:
             value = -disc_logits(D, z).softmax(1)[:, label[k]].log().mean()
@@ -189,10 +189,10 @@ def paper_round(
         def eq12(
             theta: Params, x: Tensor = x, y: Tensor = d.y, k: int = k, teachers: Any = teachers
         ) -> Tensor:
-            y_hat = predicted(theta, x).softmax(1)
+            y_hat = model_logits(theta, x).softmax(1)
             value = -y_hat[torch.arange(len(y)), y].log().mean()
             if uad:
-                d_hat = disc_logits(learnt[k], encoded(theta, x)).softmax(1)
+                d_hat = disc_logits(learnt[k], encoder_features(theta, x)).softmax(1)
                 eq4 = -d_hat.log().sum(1).mean() / d_hat.shape[1]
                 value = value + (eq4 / d_hat.shape[1] if reduction == "mean" else eq4)
             for weight, answer in teachers:  # eqs. 8 and 10
@@ -205,12 +205,12 @@ def paper_round(
             return value
 
         if uad and first:
-            z = encoded(first_weights, x)
-            learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
-        posteriors[k] = descended(eq12, first_weights, how.epochs, how)
+            z = encoder_features(first_weights, x)
+            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_epochs, how)
+        posteriors[k] = torch_sgd(eq12, first_weights, how.epochs, how)
         if uad and not first:
-            z = encoded(posteriors[k], x)
-            learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
+            z = encoder_features(posteriors[k], x)
+            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_epochs, how)
     return posteriors, learnt
 
 
@@ -315,7 +315,7 @@ def text(name: str, settings: Mapping[str, Any]) -> str:
 
 
 @cache
-def ran(
+def run_method(
     algorithm: str, model: str = MODEL, out: Path | None = None, parties: int = 4, **settings: Any
 ) -> comity.Result:
     shape = IMAGE if model.startswith("fedbn") else SHAPE
@@ -385,7 +385,7 @@ def test_eq4_gradient_goes_through_d_to_the_extractor_and_not_to_the_classifier(
         assert gap < 1e-7 if name.startswith("fc3") else gap > 1e-4, name
 
 
-def test_eq4_a_discriminator_without_an_opinion_changes_nothing() -> None:
+def test_eq4_a_constant_discriminator_changes_nothing() -> None:
     D = {
         k: torch.zeros_like(v)
         for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()
@@ -417,7 +417,7 @@ def test_eq5_by_hand() -> None:
     assert tell_apart(disc, D, batch, owners).item() == pytest.approx(1.497866, abs=1e-5)
 
 
-def test_eq5_other_extractors_speak_of_the_same_samples() -> None:
+def test_eq5_other_extractors_use_the_same_samples() -> None:
     """A batch of samples 2 and 0 takes rows 2 and 0 of what the others made, and is a mean over the
     batch.
     """
@@ -611,7 +611,7 @@ def test_eq10_is_zero_with_zero_gradient_where_the_posterior_is_the_global_model
 
     def term(theta: Params) -> tuple[float, float]:
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
-        ce = F.cross_entropy(predicted(free, data.x), data.y)
+        ce = F.cross_entropy(model_logits(free, data.x), data.y)
         value = fed.objective(task, free, task.features(free, data.x), batch) - ce
         grads = torch.autograd.grad(value, list(free.values()))
         return value.item(), max(g.abs().max().item() for g in grads)
@@ -835,7 +835,8 @@ def test_no_option_is_without_effect(name: str, value: Any) -> None:
     begin = {"stage_one": 0.0} if name == "dynamic" else {}
     for method in ("fedufo", "feduad") if name not in OWN else ("fedufo",):
         usual, other = (
-            ran(text(method, settings), **how) for settings in (begin, {**begin, name: value})
+            run_method(text(method, settings), **how)
+            for settings in (begin, {**begin, name: value})
         )
         assert distance(usual.model("p0").theta, other.model("p0").theta) > 1e-6
         assert all(v.isfinite().all() for v in other.model("p0").theta.values())
@@ -850,9 +851,9 @@ def test_no_option_is_without_effect(name: str, value: Any) -> None:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_all_extras_off_is_fedavg_bit_for_bit(participation: float, bn: str) -> None:
     """Dynamic sampling goes with CGL, so the default of `dynamic` is off here, too."""
-    theirs = ran("fedavg", BATCHNORM, participation=participation, bn=bn)
+    theirs = run_method("fedavg", BATCHNORM, participation=participation, bn=bn)
     for settings in (OFF, {n: v for n, v in OFF.items() if n != "dynamic"}):
-        ours = ran(text("fedufo", settings), BATCHNORM, participation=participation, bn=bn)
+        ours = run_method(text("fedufo", settings), BATCHNORM, participation=participation, bn=bn)
         assert all(map(same, all_weights(ours), all_weights(theirs)))
         assert ours.metrics == theirs.metrics
         assert ours.ledger == theirs.ledger
@@ -863,9 +864,9 @@ def test_a_weight_of_zero_leaves_fedavg() -> None:
     """D is trained, but has no effect. All samples are in one batch, because the posterior's
     batches are drawn separately.
     """
-    theirs = ran("fedavg", batch=1000).model("p0").theta
+    theirs = run_method("fedavg", batch=1000).model("p0").theta
     far = [
-        distance(ran(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs)
+        distance(run_method(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs)
         for w in (0, 0.01, 0.1)
     ]
     assert far[0] < 1e-6 < far[1] < far[2]
@@ -876,15 +877,15 @@ def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
     """C = 3 classes and K = 4 parties: CGR and λ are divided by 3, L_uni by 4. The usual losses'
     default would be this.
     """
-    means = ran(
+    means = run_method(
         f"fedufo(alternate={alternate},reduction=mean,lam=3,cgr_weight=2,weight=0.5,stage_one=0.25)"
     )
-    sums = ran(
+    sums = run_method(
         f"fedufo(alternate={alternate},lam=1,cgr_weight={2 / 3},weight=0.125,stage_one=0.25)"
     )
     assert_near(means.model("p0").theta, sums.model("p0").theta, 1e-6)
     with_mean, with_sum = (
-        ran(f"feduad(alternate={alternate},{how})").model("p0").theta
+        run_method(f"feduad(alternate={alternate},{how})").model("p0").theta
         for how in ("reduction=mean", "weight=0.25")
     )
     assert_near(with_mean, with_sum, 1e-6)
@@ -897,7 +898,7 @@ def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
 
 def test_begin_prior_needs_a_prior() -> None:
     with pytest.raises(UsageError, match="begin=prior needs priors"):
-        ran("fedufo(uad=false,cgr=false,begin=prior)")
+        run_method("fedufo(uad=false,cgr=false,begin=prior)")
 
 
 FEDUAD = [
@@ -916,8 +917,8 @@ def test_feduad_is_fedufo_without_consensus_bit_for_bit(
     settings: dict[str, Any], stage_one: float
 ) -> None:
     """With CGR and CGL off both stages minimise eq. 11."""
-    theirs = ran("feduad", **settings)
-    ours = ran(f"fedufo(cgr=false,cgl=false,dynamic=off,stage_one={stage_one})", **settings)
+    theirs = run_method("feduad", **settings)
+    ours = run_method(f"fedufo(cgr=false,cgl=false,dynamic=off,stage_one={stage_one})", **settings)
     assert all(map(same, all_weights(ours), all_weights(theirs)))
     assert ours.metrics == theirs.metrics
     assert [r[2:] for r in ours.ledger] == [r[2:] for r in theirs.ledger]
@@ -925,7 +926,7 @@ def test_feduad_is_fedufo_without_consensus_bit_for_bit(
 
 def test_feduad_is_the_first_stage_of_fedufo_bit_for_bit() -> None:
     """Table 1: FedUAD is the model after stage one."""
-    theirs, ours = ran("feduad"), ran("fedufo(stage_one=1,dynamic=off)")
+    theirs, ours = run_method("feduad"), run_method("fedufo(stage_one=1,dynamic=off)")
     assert all(map(same, all_weights(ours), all_weights(theirs)))
 
 
@@ -951,7 +952,7 @@ def test_feduad_is_the_first_stage_of_fedufo_with_the_same_parties() -> None:
 )
 def test_stage_one_is_a_share_of_the_rounds(stage_one: float, first: int, uad: bool) -> None:
     """Of four rounds the first call `align`; without UAD there is none."""
-    result = ran(text("fedufo", {"stage_one": stage_one, "uad": uad}))
+    result = run_method(text("fedufo", {"stage_one": stage_one, "uad": uad}))
     for t in (1, 2, 3, 4):
         functions = {row.call for row in result.ledger if row.round == t and row.kind == "up"}
         assert functions == {ALIGN if uad and t <= first else REFINE}
@@ -1039,7 +1040,7 @@ def test_stage_two_leaves_teachers_priors_and_messages_unchanged(
     assert not same(reply.D, D)
 
 
-def test_stage_one_d_stands_still_while_h_learns_and_h_while_d_learns() -> None:
+def test_stage_one_d_is_fixed_while_h_learns_and_h_while_d_learns() -> None:
     """Without passes of D it is as it came, so h's epochs did not touch it; with them h ends where
     it did without.
     """
@@ -1092,7 +1093,7 @@ def test_dynamic_sampling_takes_the_never_seen_first() -> None:
 
 
 def _accuracy(w: Params, data: Samples) -> float:
-    return (predicted(w, data.x).argmax(1) == data.y).double().mean().item()
+    return (model_logits(w, data.x).argmax(1) == data.y).double().mean().item()
 
 
 @pytest.mark.sweep("fresh-uad=false", "last-")
@@ -1165,10 +1166,10 @@ def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_bytes_of_fresh_looks_come_with_stage_two(participation: float) -> None:
-    result = ran("fedufo(dynamic=fresh)", participation=participation, rounds=4)
+    result = run_method("fedufo(dynamic=fresh)", participation=participation, rounds=4)
     _, traffic_by_round = plan.traffic(result.job)
     for t in (1, 2, 3, 4):
-        assert _charged(result, t) == {
+        assert _bytes_by_kind(result, t) == {
             kind: size for kind, size in vars(traffic_by_round[t - 1]).items() if size
         }
     assert traffic_by_round[2].up == traffic_by_round[1].up + 4 * 4
@@ -1180,7 +1181,7 @@ def test_bytes_of_fresh_looks_come_with_stage_two(participation: float) -> None:
     [{"dynamic": "off"}, {"cgl": False}, {"cgl": False, "dynamic": "fresh"}],
     ids=option_text,
 )
-def test_dynamic_sampling_is_off_or_without_cgl_the_usual_one(settings: dict[str, Any]) -> None:
+def test_sampling_is_uniform_if_dynamic_is_off_or_without_cgl(settings: dict[str, Any]) -> None:
     fed = FedUfo(**settings)
     _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned_rounds=4)
     wire = Wire(server)
@@ -1194,15 +1195,17 @@ def test_dynamic_sampling_is_off_or_without_cgl_the_usual_one(settings: dict[str
 @pytest.mark.slow
 def test_dynamic_sampling_fresh_looks_change_only_who_takes_part() -> None:
     """With everybody in, the parties hold w already: the same weights bit for bit."""
-    usual = ran("fedufo(dynamic=off)")
+    usual = run_method("fedufo(dynamic=off)")
     for dynamic in ("last", "fresh"):
-        assert all(map(same, all_weights(ran(f"fedufo(dynamic={dynamic})")), all_weights(usual)))
+        assert all(
+            map(same, all_weights(run_method(f"fedufo(dynamic={dynamic})")), all_weights(usual))
+        )
 
 
 # --- parties that do not answer
 
 
-def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
+def _silence_party(server: LoopServer, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by the call of `name` in round `when`."""
     function = server.engine.run
 
@@ -1223,7 +1226,7 @@ def test_a_party_without_a_prior_is_out_of_the_round(outputs: Literal["all", "gr
     """Party 1 of four is silent: the round is that of the three others, K_c - 1 = 2."""
     fed = FedUfo(dynamic="off", outputs=outputs)
     data, server, s = game(fed, 4, 1.0)
-    _silent(server, "prior", 1, 1)
+    _silence_party(server, "prior", 1, 1)
     wire, group = Wire(server), [0, 2, 3]
     expected = game(fed, 4, 1.0)[1]
     expected.sample = lambda t: group
@@ -1239,7 +1242,7 @@ def test_a_party_that_missed_a_fresh_look_does_not_train_an_old_model(missed: in
     fed = FedUfo(dynamic="fresh", uad=False, cgr=False)
     for who in range(4):
         _, server, s = game(fed, 4, 0.5, Training(lr=1e-30, batch=100))
-        _silent(server, "look", who, missed)
+        _silence_party(server, "look", who, missed)
         wire = Wire(server)
         for t in range(1, missed + 1):
             s = replace(s, w={k: v + 1 for k, v in s.w.items()})  # each round has a w of its own
@@ -1299,11 +1302,11 @@ def test_eq2_outputs_and_labels_of_the_discriminator(
     """K = 5 outputs under the parties' own numbers, or K_c = 3 in the order of the group."""
     calls = []
 
-    def noting(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
+    def recording_loss(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
         calls.append((disc.classes, owners.me.item(), sorted(owners.others.tolist())))
         return tell_apart(disc, D, batch, owners)
 
-    monkeypatch.setattr("comity.algorithms.feduad.tell_apart", noting)
+    monkeypatch.setattr("comity.algorithms.feduad.tell_apart", recording_loss)
     fed = FedUfo(outputs=outputs, dynamic="off")
     _, server, s = game(fed)
     rounds(fed, server, s, 1)
@@ -1381,7 +1384,7 @@ def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Pa
     on_h, on_d = (torch.optim.SGD(tree.values(), lr=0.2, momentum=momentum) for tree in (theta, d))
     count = 0
     for batch in batches(data, Key(3), how):
-        z = encoded(theta, batch.x)
+        z = encoder_features(theta, batch.x)
         logits = z @ theta["fc3.weight"].T + theta["fc3.bias"]
         eq11 = (
             F.cross_entropy(logits, batch.y)
@@ -1392,7 +1395,7 @@ def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Pa
         on_h.step()
         eq5 = F.cross_entropy(disc_logits(d, z.detach()), torch.full((len(z),), 0))
         for j, prior in inbox.items():
-            other = encoded(prior.theta, data.x[batch.indices])
+            other = encoder_features(prior.theta, data.x[batch.indices])
             eq5 = eq5 + F.cross_entropy(disc_logits(d, other), torch.full((len(z),), j)) / 2
         on_d.zero_grad()
         eq5.backward()
@@ -1437,7 +1440,7 @@ def test_u14_steps_of_both_alternations_are_counted() -> None:
     together are one step.
     """
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
-    assert [ran(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [
+    assert [run_method(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [
         4 * 3 * epoch,
         4 * 2 * epoch,
     ]
@@ -1448,7 +1451,7 @@ def test_u14_steps() -> None:
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
     expected = {"feduad": 3, "feduad(disc_epochs=0)": 2, "feduad(disc_epochs=4,disc_state=fresh)": 6, "fedufo": 3,
                 "fedufo(uad=false)": 2, "fedufo(uad=false,cgr=false)": 1}  # fmt: skip
-    assert {name: ran(name).summary["steps"] for name in expected} == {
+    assert {name: run_method(name).summary["steps"] for name in expected} == {
         k: 4 * v * epoch for k, v in expected.items()
     }
 
@@ -1550,7 +1553,7 @@ BYTES: list[tuple[str, dict[str, Any], int, int, int, bool]] = [
 ]  # fmt: skip
 
 
-def _charged(result: comity.Result, t: int) -> Counter[str]:
+def _bytes_by_kind(result: comity.Result, t: int) -> Counter[str]:
     by_kind: Counter[str] = Counter()
     for row in result.ledger:
         if row.round == t and row.kind in ("up", "down", "peer"):
@@ -1581,7 +1584,7 @@ def test_bytes_of_a_round(
 
     The last 4 names one of the group, for whom a prior is sealed.
     """
-    result = ran(text(method, settings), participation=participation, rounds=2)
+    result = run_method(text(method, settings), participation=participation, rounds=2)
     _, traffic_by_round = plan.traffic(result.job)
     for t in (1, 2):
         down = K_c * (models * S_L + discs * S_D)
@@ -1589,7 +1592,7 @@ def test_bytes_of_a_round(
         if swap:
             expected["peer"] = K_c * (K_c - 1) * (S_L + COUNTS)
             expected["down"] += 4 * K_c * (K_c - 1)
-        assert _charged(result, t) == expected
+        assert _bytes_by_kind(result, t) == expected
         assert vars(traffic_by_round[t - 1]) == {"peer": 0} | expected
 
 
@@ -1600,7 +1603,7 @@ def test_bytes_of_a_round(
 def test_bytes_of_fresh_looks(settings: dict[str, Any], participation: float, K_c: int) -> None:
     """U10: all K = 4 get w and answer a figure, so (K - K_c) S_L down and 4 K up come to a round."""
     exchange, D = settings.get("cgr", True), S_D if settings == {} else 0
-    result = ran(
+    result = run_method(
         text("fedufo", {"dynamic": "fresh", "stage_one": 0.0, **settings}),
         participation=participation,
         rounds=2,
@@ -1611,18 +1614,18 @@ def test_bytes_of_fresh_looks(settings: dict[str, Any], participation: float, K_
         if exchange:
             expected["peer"] = K_c * (K_c - 1) * (S_L + COUNTS)
             expected["down"] += 4 * K_c * (K_c - 1)
-        assert _charged(result, t) == expected
+        assert _bytes_by_kind(result, t) == expected
         assert vars(traffic_by_round[t - 1]) == {"peer": 0} | expected
 
 
 def test_bytes_of_cgl_alone_are_fedavgs() -> None:
     """Section 5: no extra communication cost."""
     ours, theirs = (
-        ran("fedufo(uad=false,cgr=false,dynamic=off)", participation=0.5),
-        ran("fedavg", participation=0.5),
+        run_method("fedufo(uad=false,cgr=false,dynamic=off)", participation=0.5),
+        run_method("fedavg", participation=0.5),
     )
     assert ours.ledger == theirs.ledger
-    assert _charged(ours, 1) == {"up": 2 * S_L, "down": 2 * S_L}
+    assert _bytes_by_kind(ours, 1) == {"up": 2 * S_L, "down": 2 * S_L}
     assert not same(ours.model("p0").theta, theirs.model("p0").theta)
 
 
@@ -1630,7 +1633,7 @@ def test_bytes_of_five_parties_are_six_models_each() -> None:
     """N = K_c = 5: a model down with the names of four others, one up, four to them; 4 C bytes of
     each sealed message are counts.
     """
-    result = ran("fedufo(disc_state=local,dynamic=off)", parties=5)
+    result = run_method("fedufo(disc_state=local,dynamic=off)", parties=5)
     for t in (1, 2, 3, 4):
         rows = [
             row for row in result.ledger if row.round == t and row.kind in ("up", "down", "peer")
@@ -1647,7 +1650,7 @@ def test_bytes_of_five_parties_are_six_models_each() -> None:
 )
 def test_bytes_of_each_discriminator(disc: str, size: int) -> None:
     """5 values, 4 parties: (5 + 1) 5 a hidden layer and (5 + 1) 4 for the last."""
-    assert _charged(ran(f"feduad(disc={disc})"), 1)["up"] == 4 * (S_L + 4 * size)
+    assert _bytes_by_kind(run_method(f"feduad(disc={disc})"), 1)["up"] == 4 * (S_L + 4 * size)
 
 
 # --- section 4.1.1 iii: P_acc
@@ -1656,7 +1659,7 @@ def test_bytes_of_each_discriminator(disc: str, size: int) -> None:
 @pytest.mark.parametrize("method", ["feduad", "fedufo"])
 def test_pacc_is_the_global_models_accuracy_on_pooled_data(method: str) -> None:
     """A row for each evaluation; the last is the deployed model's, which is everybody's."""
-    result = ran(method)
+    result = run_method(method)
     rows = [row for row in result.metrics if row.split == "pooled"]
     assert [(row.round, row.party, row.metric) for row in rows] == [
         (t, "server", "accuracy") for t in range(5)
@@ -1665,7 +1668,7 @@ def test_pacc_is_the_global_models_accuracy_on_pooled_data(method: str) -> None:
     assert all(same(model, models[0]) for model in models)
     parties: list[Party] = result.job.parties
     x, y = (torch.cat([getattr(p.data.test, part) for p in parties]) for part in ("x", "y"))
-    right = (predicted(models[0], x).argmax(1) == y).double().mean().item()
+    right = (model_logits(models[0], x).argmax(1) == y).double().mean().item()
     assert rows[-1].value == pytest.approx(right, abs=1e-6)
 
 
@@ -1692,8 +1695,8 @@ def _tables(result: comity.Result) -> list[bytes]:
 @pytest.mark.parametrize("method", STATEFUL[:3])
 def test_process_equals_loop(method: str, tmp_path: Path) -> None:
     ours, theirs = (
-        ran(method, BATCHNORM, engine="process", workers=2, out=tmp_path, **HALF),
-        ran(method, BATCHNORM, **HALF),
+        run_method(method, BATCHNORM, engine="process", workers=2, out=tmp_path, **HALF),
+        run_method(method, BATCHNORM, **HALF),
     )
     assert _tables(ours) == _tables(theirs)
     assert all(map(same, all_weights(ours), all_weights(theirs)))
@@ -1729,12 +1732,12 @@ def test_resumed_equals_straight(
     """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        ran(method, BATCHNORM, out=tmp_path, progress=Stop(3, answers), **HALF)
+        run_method(method, BATCHNORM, out=tmp_path, progress=Stop(3, answers), **HALF)
     assert json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())["round"] == 2
     watch = Stop(99, 1)
     ours, theirs = (
-        ran(method, BATCHNORM, out=tmp_path, resume=True, progress=watch, **HALF),
-        ran(method, BATCHNORM, **HALF),
+        run_method(method, BATCHNORM, out=tmp_path, resume=True, progress=watch, **HALF),
+        run_method(method, BATCHNORM, **HALF),
     )
     assert watch.first == 2
     assert _tables(ours) == _tables(theirs)

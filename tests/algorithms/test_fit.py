@@ -46,7 +46,7 @@ OPTIMIZERS: dict[str, tuple[Training, Callable[[Any], torch.optim.Optimizer]]] =
 }
 
 
-def changed(how: Training, **settings: Any) -> Training:
+def with_settings(how: Training, **settings: Any) -> Training:
     return Training(**(vars(how) | settings))
 
 
@@ -56,7 +56,7 @@ def test_ten_steps_equal_torch_optim(kind: str) -> None:
     gradients are never written out.
     """
     how, make = OPTIMIZERS[kind]
-    how = changed(how, batch=4, steps=10)
+    how = with_settings(how, batch=4, steps=10)
     task, data = task_of("mlp2(width=5)", SHAPE, CLASSES), samples(14, SHAPE, CLASSES)
     theta = task.init(Key(1))
     layers = {
@@ -105,14 +105,14 @@ ONE_SAMPLE = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_moments_continue_as_one_long_training(kind: str) -> None:
-    how = changed(OPTIMIZERS[kind][0], lr=0.003)
-    whole = fit(bowl, START, ONE_SAMPLE, Key(0), changed(how, steps=10))
-    first = fit(bowl, START, ONE_SAMPLE, Key(1), changed(how, steps=4))
+    how = with_settings(OPTIMIZERS[kind][0], lr=0.003)
+    whole = fit(bowl, START, ONE_SAMPLE, Key(0), with_settings(how, steps=10))
+    first = fit(bowl, START, ONE_SAMPLE, Key(1), with_settings(how, steps=4))
     second = fit(
-        bowl, first.theta, ONE_SAMPLE, Key(2), changed(how, steps=6), moments=first.moments
+        bowl, first.theta, ONE_SAMPLE, Key(2), with_settings(how, steps=6), moments=first.moments
     )
     assert all(torch.equal(second.theta[k], whole.theta[k]) for k in START)
-    restarted = fit(bowl, first.theta, ONE_SAMPLE, Key(2), changed(how, steps=6))
+    restarted = fit(bowl, first.theta, ONE_SAMPLE, Key(2), with_settings(how, steps=6))
     assert torch.equal(restarted.theta["a"], whole.theta["a"]) == (
         not how.momentum and how.optimizer == "sgd"
     )
@@ -121,7 +121,7 @@ def test_moments_continue_as_one_long_training(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sgd-momentum", "adam"])
 def test_moments_belong_to_names_not_to_places(kind: str) -> None:
     """The same weights in another order are the same weights."""
-    how = changed(OPTIMIZERS[kind][0], lr=0.003, steps=4)
+    how = with_settings(OPTIMIZERS[kind][0], lr=0.003, steps=4)
     first = fit(bowl, START, ONE_SAMPLE, Key(1), how)
     straight = fit(bowl, first.theta, ONE_SAMPLE, Key(2), how, moments=first.moments)
     turned = {k: first.theta[k] for k in reversed(first.theta)}
@@ -137,7 +137,7 @@ def _same(ours: Params, theirs: Params) -> bool:
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_fit_changes_none_of_its_inputs(kind: str) -> None:
     """Weights, running statistics, data, `add` and `moments` are the caller's."""
-    how = changed(OPTIMIZERS[kind][0], batch=4)
+    how = with_settings(OPTIMIZERS[kind][0], batch=4)
     shape = (1, 8, 8)
     task, data = task_of("fedbn-cnn(scale=0.03)", shape, CLASSES), samples(12, shape, CLASSES)
     theta = task.init(Key(1))

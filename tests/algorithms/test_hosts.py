@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_reductions import assert_same, ran
+from test_reductions import assert_same, run_method
 from torch import Tensor, nn
 from toys import (
     batch_of,
@@ -73,7 +73,7 @@ def run(method: str, **settings: Any) -> comity.Result:
     return comity.run(method, federation(SIZES), **SETTINGS | settings)
 
 
-def deployed(method: str, **settings: Any) -> list[Params]:
+def deployed_models(method: str, **settings: Any) -> list[Params]:
     result = run(method, **settings)
     return [result.model(name).theta for name in result.job.info.names]
 
@@ -309,8 +309,8 @@ def test_fedgen_bytes_by_hand() -> None:
 @pytest.mark.parametrize("model", ["mlp2", "batchnorm"])
 @pytest.mark.parametrize("wrapper", ["", "+dbe"])
 def test_fedgen_weight_0_is_fedavg(model: str, participation: float, wrapper: str) -> None:
-    ours = ran(f"fedgen(weight=0,{SMALL}){wrapper}", model, participation)
-    parent = ran(f"fedavg{wrapper}", model, participation)
+    ours = run_method(f"fedgen(weight=0,{SMALL}){wrapper}", model, participation)
+    parent = run_method(f"fedavg{wrapper}", model, participation)
     for name in parent.job.info.names:
         a, b = ours.model(name).theta, parent.model(name).theta
         assert a.keys() == b.keys()
@@ -331,7 +331,7 @@ def test_fedgen_weight_0_is_fedavg_with_batchnorm_in_the_head() -> None:
 
 
 def test_fedgen_switched_on_is_not_fedavg() -> None:
-    ours, parent = deployed(f"fedgen({SMALL})")[0], deployed("fedavg")[0]
+    ours, parent = deployed_models(f"fedgen({SMALL})")[0], deployed_models("fedavg")[0]
     assert not torch.equal(ours["fc3.weight"], parent["fc3.weight"])
 
 
@@ -412,9 +412,7 @@ def test_fedrod_balanced_softmax_by_hand() -> None:
     )
 
 
-def test_fedrod_trains_body_and_generic_head_by_the_one_and_the_personal_head_by_the_other() -> (
-    None
-):
+def test_fedrod_each_loss_trains_its_own_part() -> None:
     task, theta = rod(data := uneven())
     theta = free(theta)
     ours = grads_of(task.loss(theta, batch_of(data)), theta)
@@ -544,7 +542,7 @@ def test_fedbabu_alg1_trains_the_body_under_the_fixed_head() -> None:
 
 def test_fedbabu_head_is_the_first_one_until_it_is_tuned() -> None:
     initial = task_of("mlp2(width=7)", SHAPE, CLASSES).init(Key.root(0).fold("init"))
-    thetas = deployed("fedbabu(finetune_epochs=0)")
+    thetas = deployed_models("fedbabu(finetune_epochs=0)")
     for theta in thetas:
         assert all(torch.equal(theta[k], initial[k]) for k in ("fc3.weight", "fc3.bias"))
         assert all(torch.equal(theta[k], thetas[0][k]) for k in theta), (
@@ -554,7 +552,10 @@ def test_fedbabu_head_is_the_first_one_until_it_is_tuned() -> None:
 
 
 def test_fedbabu_before_tuning_is_fedrep_without_head_epochs() -> None:
-    ours, theirs = deployed("fedbabu(finetune_epochs=0)"), deployed("fedrep(head_epochs=0)")
+    ours, theirs = (
+        deployed_models("fedbabu(finetune_epochs=0)"),
+        deployed_models("fedrep(head_epochs=0)"),
+    )
     assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, theirs, strict=True) for k in b)
 
 
@@ -614,7 +615,7 @@ def test_fedbabu_mr_does_not_apply_to_fine_tuning() -> None:
 # --- APFL
 
 
-def mixed(alpha: float, v: Params, w: Params) -> Params:
+def mixture(alpha: float, v: Params, w: Params) -> Params:
     return {k: alpha * v[k] + (1 - alpha) * w[k] for k in v}
 
 
@@ -623,7 +624,7 @@ def apfl_step(
 ) -> tuple[Params, Params, float]:
     """Algorithm 1 and the adaptive α, as printed: both gradients before any step."""
     grads_w = grads_of(F.cross_entropy(logits(at := free(w), data.x), data.y), at)
-    grads = grads_of(F.cross_entropy(logits(at := free(mixed(alpha, v, w)), data.x), data.y), at)
+    grads = grads_of(F.cross_entropy(logits(at := free(mixture(alpha, v, w)), data.x), data.y), at)
     slope = sum(((v[k] - w[k]) * grads[k]).sum().item() for k in v)
     new_w = {k: w[k] - lr * grads_w[k] for k in w}
     new_v = {k: v[k] - lr * alpha * grads[k] for k in v}
@@ -645,7 +646,7 @@ def test_apfl_alg1_two_steps_by_hand() -> None:
     assert_close(state.v, v)
     assert state.alpha.item() == pytest.approx(alpha, abs=1e-6)
     assert_close(
-        Apfl().deployed_model(state, Model({}), party_of(task, data, how)), mixed(alpha, v, w)
+        Apfl().deployed_model(state, Model({}), party_of(task, data, how)), mixture(alpha, v, w)
     )
 
 
@@ -681,7 +682,7 @@ def test_apfl_trains_the_global_model_as_fedavg_whatever_alpha_is() -> None:
 
 
 def test_apfl_alpha_0_deploys_its_copy_of_the_global_model(replies: list[dict[int, Any]]) -> None:
-    thetas = deployed("apfl(alpha=0,adaptive=false)")
+    thetas = deployed_models("apfl(alpha=0,adaptive=false)")
     last_replies = [call for call in replies if hasattr(call[0], "theta")][-1]
     assert all(
         torch.equal(theta[k], last_replies[i].theta[k])
@@ -698,7 +699,7 @@ def test_apfl_alpha_1_is_solo(
     """A mixture's gradients are always written out; if solo's are too, the bits are the same."""
     whole = descent._train
     monkeypatch.setattr(descent, "_train", lambda request, thin: whole(request, thin=False))
-    anew = ran.__wrapped__  # another test's solo, kept, was not written out
+    anew = run_method.__wrapped__  # another test's solo, kept, was not written out
     assert_same(
         anew("apfl(alpha=1,adaptive=false)", model, participation),
         anew("solo", model, participation),
@@ -746,7 +747,7 @@ def test_apfl_mr_applies_to_both_models(monkeypatch: pytest.MonkeyPatch) -> None
         )
         extra.append((with_mr - plain).item())
     expected = [0.0, 0.0]
-    for at in (w, mixed(0.3, v, w)):
+    for at in (w, mixture(0.3, v, w)):
         m = mu * body(at, first.x).mean(0)
         expected[0] += kappa / 2 * (m - consensus).square().mean().item()
         m = (1 - mu) * m + mu * body(at, second.x).mean(0)

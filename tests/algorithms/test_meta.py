@@ -52,12 +52,12 @@ A, B = 2.0, 3.0
 """The curvature and the optimum of the quadratic."""
 
 
-def ran(method: str, **settings: Any) -> comity.Result:
+def run_method(method: str, **settings: Any) -> comity.Result:
     return comity.run(method, federation(SIZES), **SETTINGS | settings)
 
 
 def weights(method: str, **settings: Any) -> list[Params]:
-    result = ran(method, **settings)
+    result = run_method(method, **settings)
     return [result.model(name).theta for name in result.job.info.names]
 
 
@@ -125,18 +125,18 @@ def test_per_fedavg_without_a_step_is_fedavg():
 
 
 def test_per_fedavg_options_and_the_same_model_each_time():
-    usual = ran("per-fedavg")
+    usual = run_method("per-fedavg")
     theta = [usual.model("p0").theta for _ in range(2)]
     assert same(*theta)
     for option in ("alpha=0.5", "order=hf", "order=hf,delta=0.3"):
-        assert distance(theta[0], ran(f"per-fedavg({option})").model("p0").theta) > 1e-6
-    assert distance(theta[0], ran("per-fedavg", seed=1).model("p0").theta) > 1e-6
+        assert distance(theta[0], run_method(f"per-fedavg({option})").model("p0").theta) > 1e-6
+    assert distance(theta[0], run_method("per-fedavg", seed=1).model("p0").theta) > 1e-6
 
 
 def test_per_fedavg_is_evaluated_and_exported_as_adapted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    result = ran(
+    result = run_method(
         "per-fedavg", out=tmp_path / "run", batch=64
     )  # all of a party's samples adapt its model
     checkpoints = RunFolder(result.folder).checkpoints()
@@ -158,7 +158,7 @@ def test_per_fedavg_is_evaluated_and_exported_as_adapted(
 
 
 def test_per_fedavg_warns_of_parties_that_cannot_train():
-    result = ran("per-fedavg", rounds=1)
+    result = run_method("per-fedavg", rounds=1)
     assert not result.job.algorithm.accounting.warnings(result.job.info)
     few = comity.run("per-fedavg", federation((1, 10)), **SETTINGS)
     assert few.job.algorithm.accounting.warnings(few.job.info) == [
@@ -176,9 +176,9 @@ def test_per_fedavg_hf_needs_one_function_at_both_points():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         pair = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(16, 3)
-    assert ran("per-fedavg", model=pair).summary["diverged"] == []
+    assert run_method("per-fedavg", model=pair).summary["diverged"] == []
     with pytest.raises(comity.UsageError, match="layers draw at random: use order=fo"):
-        ran("per-fedavg(order=hf)", model=pair)
+        run_method("per-fedavg(order=hf)", model=pair)
 
 
 @pytest.mark.parametrize("wrong", ["alpha=-1", "order=third", "delta=0"])
@@ -356,7 +356,7 @@ def test_fedmeta_with_one_epoch_and_no_samples_is_one_gradient_step_of_fedavg():
 
 
 def test_fedmeta_sends_its_samples_once_and_says_so():
-    result = ran("fedmeta", epochs=2)
+    result = run_method("fedmeta", epochs=2)
     uploads = [row for row in result.ledger if row.call == "hand_over" and row.kind == "up"]
     assert [row.bytes for row in uploads] == [
         n * (4 * 6 + 4) for n in (1, 2, 1)
@@ -366,7 +366,7 @@ def test_fedmeta_sends_its_samples_once_and_says_so():
     assert result.job.algorithm.accounting.warnings(result.job.info) == [
         "each party sends the server 10% of its training samples."
     ]
-    without = ran("fedmeta(meta_lr=0)", epochs=2)
+    without = run_method("fedmeta(meta_lr=0)", epochs=2)
     assert not [row for row in without.ledger if row.call == "hand_over"]
     assert without.job.algorithm.traits.leaves == {"weights"}
 
@@ -387,7 +387,7 @@ def test_fedmeta_options_are_not_without_effect():
 )
 def test_fedmeta_refuses(text, settings, why):
     with pytest.raises(comity.UsageError, match=why):
-        ran(text, **settings)
+        run_method(text, **settings)
 
 
 @pytest.mark.parametrize("bn", ["all", "params_only", "none"])

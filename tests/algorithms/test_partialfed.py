@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from test_reductions import assert_same, ran
+from test_reductions import assert_same, run_method
 from torch import nn
 from toys import party_of, quadratic, rounds, rows, run_call, samples, server_of, task_of
 
@@ -37,7 +37,10 @@ ONE_STEP = Training(lr=0.1, batch=1, epochs=1)
 )
 def test_a_fixed_strategy_is_its_parent(child: str, parent: str, participation: float) -> None:
     """All layers loaded is FedAvg; all but BatchNorm FedBN; all but the head FedPer: to the bit."""
-    assert_same(ran(child, "batchnorm", participation), ran(parent, "batchnorm", participation))
+    assert_same(
+        run_method(child, "batchnorm", participation),
+        run_method(parent, "batchnorm", participation),
+    )
 
 
 def test_layers_of_a_model_are_its_layers() -> None:
@@ -179,7 +182,7 @@ def test_a_strategys_step_leaves_statistics_alone() -> None:
 )
 def test_no_option_is_without_effect(text: str) -> None:
     usual, other = (
-        ran(method, "batchnorm", 1.0).model("p1").theta
+        run_method(method, "batchnorm", 1.0).model("p1").theta
         for method in ("partialfed", f"partialfed({text})")
     )
     assert any(not torch.equal(usual[k], v) for k, v in other.items())

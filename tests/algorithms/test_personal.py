@@ -50,7 +50,9 @@ def small() -> LearningTask:
     return task_of("mlp2(width=5)", (6,), 3)
 
 
-def deployed(method: str, fed: comity.Federation | None = None, **settings: Any) -> list[Params]:
+def deployed_models(
+    method: str, fed: comity.Federation | None = None, **settings: Any
+) -> list[Params]:
     result = comity.run(method, fed or federation(SIZES), **SETTINGS | settings)
     return [result.model(name).theta for name in result.job.info.names]
 
@@ -149,7 +151,7 @@ def test_fedfomo_with_its_own_model_only_is_solo_on_what_is_not_held_out() -> No
         validation=0.0,
         classes=3,
     )
-    assert all_same(deployed("fedfomo(models=1)", fed), deployed("solo", without))
+    assert all_same(deployed_models("fedfomo(models=1)", fed), deployed_models("solo", without))
 
 
 def test_fedfomo_weighs_by_validation_samples_if_there_are_any() -> None:
@@ -194,7 +196,7 @@ def test_fedfomo_affinities_add_up() -> None:
     assert all(same(after.last[i], trained_models[i]) for i in range(3))
 
 
-def test_fedfomo_who_missed_the_exchange_goes_on_from_what_it_trained() -> None:
+def test_fedfomo_a_party_that_missed_the_exchange_continues_from_its_trained_model() -> None:
     party, method = fomo_party(), FedFomo()
     begin, trained_model = party.task.init(Key(1)), party.task.init(Key(2))
     missed, _ = run_call(
@@ -206,11 +208,11 @@ def test_fedfomo_who_missed_the_exchange_goes_on_from_what_it_trained() -> None:
 
 
 def test_fedfomo_no_option_is_without_effect() -> None:
-    usual = deployed("fedfomo(epsilon=0)")
+    usual = deployed_models("fedfomo(epsilon=0)")
     for options in ("models=2", "norm=l1"):
-        assert not all_same(deployed(f"fedfomo(epsilon=0,{options})"), usual)
+        assert not all_same(deployed_models(f"fedfomo(epsilon=0,{options})"), usual)
     greedy, always, once = (
-        deployed(f"fedfomo(models=2,{options})", rounds=6)
+        deployed_models(f"fedfomo(models=2,{options})", rounds=6)
         for options in ("epsilon=0", "epsilon=1,epsilon_decay=0", "epsilon=1,epsilon_decay=1")
     )
     assert not all_same(greedy, always)
@@ -218,8 +220,8 @@ def test_fedfomo_no_option_is_without_effect() -> None:
 
 
 def test_fedfomo_takes_mr_and_no_offset() -> None:
-    assert not all_same(deployed("fedfomo+mr", kappa=50), deployed("fedfomo"))
-    assert all_same(deployed("fedfomo+mr", kappa=0), deployed("fedfomo"))
+    assert not all_same(deployed_models("fedfomo+mr", kappa=50), deployed_models("fedfomo"))
+    assert all_same(deployed_models("fedfomo+mr", kappa=0), deployed_models("fedfomo"))
     with pytest.raises(comity.UsageError, match=r"use fedfomo\+mr"):
         comity.run("fedfomo+dbe", federation(SIZES), **SETTINGS)
 
@@ -357,17 +359,17 @@ def test_apple_two_steps_by_hand() -> None:
     message = Cores({0: cores[0], 2: cores[2]}, p0, pull=0.7, base=1.5)
     new_state, reply = run_call(method.local(state, message, party, Key(3)))
 
-    def mixed() -> Params:
+    def mixture() -> Params:
         return {k: p[0] * cores[0][k] + p[1] * cores[1][k] + p[2] * cores[2][k] for k in cores[0]}
 
     for _ in range(2):
-        g = step(mixed(), data, task)
+        g = step(mixture(), data, task)
         slopes = torch.stack([flat(g) @ flat(cores[j]) for j in range(3)])
         cores[1] = {k: v - 0.1 * p[1] * g[k] for k, v in cores[1].items()}
         p = p - 0.02 * (slopes + 0.7 * (p - p0))
     assert_near(reply.theta, cores[1], atol=1e-6)
     assert_near({"p": new_state.p}, {"p": p[[1, 0, 2]]}, atol=1e-6)
-    assert_near(method.deployed_model(new_state, message, party), mixed(), atol=1e-6)
+    assert_near(method.deployed_model(new_state, message, party), mixture(), atol=1e-6)
     assert reply.asks == []
 
 
@@ -396,7 +398,7 @@ def test_apple_with_fixed_equal_shares_is_fedavg_n_times_slower() -> None:
 
 def test_apple_of_one_party_is_solo() -> None:
     alone = federation((9,))
-    assert all_same(deployed("apple", alone), deployed("solo", alone))
+    assert all_same(deployed_models("apple", alone), deployed_models("solo", alone))
 
 
 def test_apple_finds_a_party_of_its_kind() -> None:
@@ -424,7 +426,7 @@ def test_apple_schedule_of_the_pull() -> None:
     assert Apple(until=0).weight(0, 8) == 0
 
 
-def test_apple_asks_first_for_what_it_never_had_then_by_p() -> None:
+def test_apple_downloads_models_it_never_had_first_then_by_p() -> None:
     method = Apple(downloads=2)
     p = {0: 0.0, 1: 0.9, 2: -0.9, 3: 0.1, 4: 0.0}
     firsts = {tuple(method.asks(p, {1, 2, 3}, 1.5, Key(k))) for k in range(20)}
@@ -458,7 +460,7 @@ def test_apple_with_limited_downloads_uses_what_it_had_last() -> None:
 
 def test_apple_no_option_is_without_effect() -> None:
     usual = {"mix_lr": 0.05, "until": 1.0, "mu": 1.0}
-    base = deployed("apple", set=usual)
+    base = deployed_models("apple", set=usual)
     for name, value in {
         "mu": 2,
         "mix_lr": 0.02,
@@ -466,7 +468,7 @@ def test_apple_no_option_is_without_effect() -> None:
         "decay": "exponential",
         "downloads": 1,
     }.items():
-        assert not all_same(deployed("apple", set=usual | {name: value}), base), name
+        assert not all_same(deployed_models("apple", set=usual | {name: value}), base), name
 
 
 def test_apple_refuses_adam_and_mr() -> None:
@@ -530,7 +532,7 @@ def test_fed_mtl_one_party_has_a_decay_of_lambda_1() -> None:
     assert s.omega.item() == pytest.approx(1)
 
 
-def test_fed_mtl_both_steps_in_turn_end_where_they_should() -> None:
+def test_fed_mtl_alternating_steps_converge_to_the_closed_form() -> None:
     """With one weight each W has rank one: Σ is 3 along W, so Ω there is 1/(0.9 · 3 + 0.1), and w =
     b / (1 + λ₁/2.8).
     """
@@ -575,7 +577,7 @@ def test_fed_mtl_surrogate_by_hand() -> None:
 
 
 def test_fed_mtl_without_weights_is_solo() -> None:
-    assert all_same(deployed("fed-mtl(lam1=0)"), deployed("solo"))
+    assert all_same(deployed_models("fed-mtl(lam1=0)"), deployed_models("solo"))
 
 
 def test_fed_mtl_a_newcomer_starts_at_the_mean() -> None:
@@ -587,9 +589,9 @@ def test_fed_mtl_a_newcomer_starts_at_the_mean() -> None:
 
 
 def test_fed_mtl_no_option_is_without_effect() -> None:
-    base = deployed("fed-mtl")
+    base = deployed_models("fed-mtl")
     for option in ("relation=surrogate", "lam1=0.1", "lam2=0.1", "epsilon=0.5"):
-        assert not all_same(deployed(f"fed-mtl({option})"), base), option
+        assert not all_same(deployed_models(f"fed-mtl({option})"), base), option
 
 
 # --- FML
@@ -626,17 +628,19 @@ def test_fml_two_steps_by_hand() -> None:
 @pytest.mark.parametrize("other", [0.5, 1.0])
 def test_fml_models_that_learn_from_labels_alone_are_solo_and_fedavg(other: float) -> None:
     """Bit for bit, whatever the other one learns from."""
-    assert all_same(deployed(f"fml(alpha=1,beta={other})"), deployed("solo"))
-    assert all_same(deployed(f"fml(alpha={other},beta=1,deploy=global)"), deployed("fedavg"))
+    assert all_same(deployed_models(f"fml(alpha=1,beta={other})"), deployed_models("solo"))
+    assert all_same(
+        deployed_models(f"fml(alpha={other},beta=1,deploy=global)"), deployed_models("fedavg")
+    )
 
 
-def test_fml_models_are_one_until_the_copies_are_averaged() -> None:
+def test_fml_models_are_equal_until_the_copies_are_averaged() -> None:
     """Both start alike, so in round 1 there is nothing to learn from each other."""
     party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
     theta = party.task.init(Key(1))
     state, reply = run_call(Fml().local(FmlState({}, theta), Model(theta), party, Key(3)))
     assert same(state.personal, reply.theta)
-    ours = deployed("fml")
+    ours = deployed_models("fml")
     assert not same(ours[0], ours[1])
 
 
@@ -655,8 +659,8 @@ def test_fml_deploys_one_model_or_each_its_own() -> None:
 
 
 def test_fml_mr_applies_to_the_copy_alone() -> None:
-    assert all_same(deployed("fml(alpha=1)+mr", kappa=50), deployed("solo"))
-    assert not all_same(deployed("fml+mr", kappa=50), deployed("fml"))
+    assert all_same(deployed_models("fml(alpha=1)+mr", kappa=50), deployed_models("solo"))
+    assert not all_same(deployed_models("fml+mr", kappa=50), deployed_models("fml"))
 
 
 def test_fml_a_newcomer_begins_with_what_it_receives() -> None:
@@ -671,6 +675,6 @@ def test_fml_a_newcomer_begins_with_what_it_receives() -> None:
 
 
 def test_fml_no_option_is_without_effect() -> None:
-    base = deployed("fml")
+    base = deployed_models("fml")
     for option in ("alpha=0.2", "beta=0.2", "deploy=global"):
-        assert not all_same(deployed(f"fml({option})"), base), option
+        assert not all_same(deployed_models(f"fml({option})"), base), option

@@ -286,7 +286,7 @@ def test_a_pull_of_nothing_that_is_trained_is_no_pull(how: str) -> None:
         )
 
 
-def test_a_weight_of_0_is_no_pull_for_good() -> None:
+def test_a_weight_of_0_never_pulls() -> None:
     theta, data = in_64_bits(LINEAR)
     far = elsewhere(theta, COVERED["all"])
     how = Training(lr=0.05, batch=6, epochs=3)
@@ -315,7 +315,7 @@ def test_the_point_is_not_changed_though_training_begins_there() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_fedprox_and_ditto_ask_for_their_papers_term(weight: float) -> None:
+def test_fedprox_and_ditto_request_their_papers_term(weight: float) -> None:
     """FedProx eq. 2 holds w at w^t, where it begins; Ditto's Algorithm 1 pulls v_i to w^t: both
     with the term written out.
     """

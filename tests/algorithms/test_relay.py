@@ -167,7 +167,7 @@ def pool(means: list[list[Tensor | None]], data: list[Samples]) -> list[Tensor |
     return bar
 
 
-def present(mean: Tensor | None) -> Tensor:
+def not_none(mean: Tensor | None) -> Tensor:
     """A mean of which the test knows that it is there."""
     assert mean is not None
     return mean
@@ -293,16 +293,16 @@ def task() -> LearningTask:
     return task_of(MODEL, SHAPE, C)
 
 
-def labelled(labels: list[int], seed: int = 1) -> Samples:
+def samples_with_labels(labels: list[int], seed: int = 1) -> Samples:
     """Gaussian inputs with these labels, seen from elsewhere by each seed."""
     return Samples(noise(len(labels), *SHAPE, seed=seed) + 0.3 * seed, torch.tensor(labels))
 
 
 # Three parties; p2 has nothing of class 2, and one sample of class 1.
 TRIO = [
-    labelled([0, 1, 2] * 3, 1),
-    labelled([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], 2),
-    labelled([0, 0, 0, 0, 1], 3),
+    samples_with_labels([0, 1, 2] * 3, 1),
+    samples_with_labels([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], 2),
+    samples_with_labels([0, 0, 0, 0, 1], 3),
 ]
 
 
@@ -491,7 +491,7 @@ def test_alg2_a_set_comes_with_the_classes_that_it_shows(method: Any) -> None:
 
 
 @BOTH
-def test_alg2_what_is_drawn(method: Any) -> None:
+def test_alg2_which_values_are_random(method: Any) -> None:
     """With one set and one negative of each class nothing is random; m is drawn of several sets,
     negatives of all classes.
     """
@@ -531,7 +531,7 @@ def _eq3(h: Tensor) -> float:
     return -(together + (c - 1) * apart).item()
 
 
-def _contrasted(h: Tensor, negatives: Literal["class", "marginal"], n: int = 60_000) -> float:
+def _mean_contrast(h: Tensor, negatives: Literal["class", "marginal"], n: int = 60_000) -> float:
     """The code's mean over many samples."""
     c = len(h)
     y = torch.arange(n) % c
@@ -553,7 +553,7 @@ def test_theorem1_best_discriminator_and_its_bound() -> None:
     assert math.log(9) - _eq3(q) == pytest.approx(0.8829, abs=1e-4)
     assert math.log(9) - _eq3(q) < math.log(10), "I(Φ_s, Φ_t) = log 10"
     deviation = (9 * 0.1 * 0.9) ** 0.5 * math.log(19 / 9)
-    assert _contrasted(q, "marginal") == pytest.approx(1.3143, abs=4 * deviation / 60_000**0.5)
+    assert _mean_contrast(q, "marginal") == pytest.approx(1.3143, abs=4 * deviation / 60_000**0.5)
 
 
 @pytest.mark.parametrize(
@@ -564,14 +564,16 @@ def test_theorem1_any_other_h_loses_more(equal: float, different: float) -> None
     h = torch.full((10, 10), different) + torch.eye(10) * (equal - different)
     assert _eq3(h) > 1.3143 + 0.01
     deviation = (9 * 0.1 * 0.9) ** 0.5 * abs(math.log((1 - different) / (1 - equal)))
-    value = _contrasted(h, "marginal")
+    value = _mean_contrast(h, "marginal")
     assert value == pytest.approx(_eq3(h), abs=4 * deviation / 60_000**0.5)
     assert value > 1.3143
 
 
 def test_theorem1_the_thesis_own_negatives_are_not_the_bounds() -> None:
     """One of each other class: no pair of one class among them, so q's loss is log 1.9 = .6419."""
-    assert _contrasted(torch.eye(10) * 10 / 19, "class") == pytest.approx(math.log(1.9), abs=1e-4)
+    assert _mean_contrast(torch.eye(10) * 10 / 19, "class") == pytest.approx(
+        math.log(1.9), abs=1e-4
+    )
 
 
 @BOTH
@@ -645,7 +647,7 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(
     ]
 
 
-def test_external_discriminator_rests_without_its_loss() -> None:
+def test_external_discriminator_is_unchanged_without_its_loss() -> None:
     relay = Relay(lambda_kd=2.0, lambda_disc=0.0, disc="external")
     server, s = server_of(relay, task(), TRIO, Training(lr=0.2))
     before = server.state(0)[V].clone()
@@ -714,7 +716,7 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
             senders = [
                 v
                 for v in range(3)
-                if torch.allclose(message.obs[0, 0], present(means[v][0]), atol=1e-5)
+                if torch.allclose(message.obs[0, 0], not_none(means[v][0]), atol=1e-5)
             ]
             assert len(senders) == 1
             assert senders != [u]
@@ -785,7 +787,7 @@ def show(
     return None, None, message.obs, message.seen
 
 
-FIVE = labelled([0] * 5 + [1] * 5 + [2] * 4)
+FIVE = samples_with_labels([0] * 5 + [1] * 5 + [2] * 4)
 
 
 @BOTH
@@ -911,7 +913,7 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
     server, s = server_of(
         relay,
         task(),
-        [FIVE, labelled(FIVE.y.tolist(), 2), labelled(FIVE.y.tolist(), 3)],
+        [FIVE, samples_with_labels(FIVE.y.tolist(), 2), samples_with_labels(FIVE.y.tolist(), 3)],
         Training(lr=0.1),
     )
     rounds(relay, server, s, 6)
@@ -943,12 +945,14 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exclude_self", [True, False])
-def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: list[Turn]) -> None:
+def test_t3_own_observations_are_returned_unless_excluded(
+    exclude_self: bool, wire: list[Turn]
+) -> None:
     """150 messages: never one's own observations; or those of each of three alike, 50 of 150 (four
     standard deviations are 23).
     """
     relay = Relay(n_avg=0, exclude_self=exclude_self)
-    data = [labelled([0, 1, 2] * 2, u) for u in (1, 2, 3)]
+    data = [samples_with_labels([0, 1, 2] * 2, u) for u in (1, 2, 3)]
     server, s = server_of(relay, task(), data, STILL)
     rounds(relay, server, s, 50)
     own_sets = [sets_of(up)[0] for _, up in sorted(turns(wire, "show")[0].replies.items())]
@@ -987,8 +991,8 @@ def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn
         pooled: list[Tensor | None] = [pool(means, TRIO)[0], z[y == 1].mean(0), z[y == 2].mean(0)]
         assert_classes(message.means, message.known, pooled)
     else:
-        both = [(present(means[0][c]) + present(means[1][c])) / 2 for c in (1, 2)]
-        first = (present(means[0][0]) + present(means[1][0]) + present(means[2][0])) / 3
+        both = [(not_none(means[0][c]) + not_none(means[1][c])) / 2 for c in (1, 2)]
+        first = (not_none(means[0][0]) + not_none(means[1][0]) + not_none(means[2][0])) / 3
         assert_classes(message.means, message.known, [first, *both])
     counts = [up.counts.tolist() for _, up in sorted(turns(wire, "show")[0].replies.items())]
     assert counts == (
@@ -1190,10 +1194,10 @@ def test_offline_weights_by_age_and_forgotten_uploads(
     p3 alone has class 2; it shows it before round 1, in round 4 and in round 6.
     """
     data = [
-        labelled([0, 1] * 3, 1),
-        labelled([0, 1, 1] * 3, 2),
-        labelled([0, 0, 1] * 3, 3),
-        labelled([0, 1, 2] * 2, 4),
+        samples_with_labels([0, 1] * 3, 1),
+        samples_with_labels([0, 1, 1] * 3, 2),
+        samples_with_labels([0, 0, 1] * 3, 3),
+        samples_with_labels([0, 1, 2] * 2, 4),
     ]
     relay = Relay(n_avg=0, max_age=max_age, age_decay=age_decay, m_down=2)
     server, s = server_of(relay, task(), data, Training(lr=0.1))
@@ -1235,7 +1239,10 @@ def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
     """
     relay = Relay(n_avg=0, age_decay=0.1)
     server, s = server_of(
-        relay, task(), [labelled([0, 1] * 3, 1), labelled([0, 1, 2] * 2, 4)], STILL
+        relay,
+        task(),
+        [samples_with_labels([0, 1] * 3, 1), samples_with_labels([0, 1, 2] * 2, 4)],
+        STILL,
     )
     server.sample = lambda t: [0]
     rounds(relay, server, s, 14)
@@ -1313,7 +1320,7 @@ def test_offline_half_of_the_parties_a_round(text: str) -> None:
 # --- what stays at home
 
 
-SPARSE = labelled([0] * 4 + [1] * 2 + [2])
+SPARSE = samples_with_labels([0] * 4 + [1] * 2 + [2])
 
 
 @BOTH
@@ -1353,7 +1360,7 @@ def test_privacy_levels_by_perturbing_each_sample(method: Any) -> None:
     """12 samples, a quarter secret, a quarter guarded: 3 change nothing that is sent, 3 means only,
     6 both; in every round.
     """
-    data, theta = labelled([0, 1, 2] * 4), task().init(Key(1))
+    data, theta = samples_with_labels([0, 1, 2] * 4), task().init(Key(1))
     algorithm = method(guarded=0.25, secret=0.25, n_avg=0, min_count=1)
     levels = []
     for key in (Key(3), Key(4)):
@@ -1389,7 +1396,7 @@ def test_privacy_parties_have_different_secrets() -> None:
     """Which samples are secret does not follow from their place: three parties with equal data show
     different counts or means.
     """
-    data, theta = labelled([0, 1, 2] * 20), task().init(Key(1))
+    data, theta = samples_with_labels([0, 1, 2] * 20), task().init(Key(1))
     means = [show(Relay(secret=0.5), theta, data, i=i)[0] for i in range(3)]
     assert not any(torch.equal(a, b) for a, b in combinations(means, 2))
 
@@ -1399,7 +1406,7 @@ def test_privacy_min_count_counts_what_may_be_shown(method: Any) -> None:
     """Half of each class guarded: a class of 2 free samples at least is observed, whatever the
     others are.
     """
-    data, theta = labelled([0] * 8 + [1] * 3 + [2] * 2), task().init(Key(1))
+    data, theta = samples_with_labels([0] * 8 + [1] * 3 + [2] * 2), task().init(Key(1))
     algorithm = method(guarded=0.5, n_avg=0, min_count=1)
     _, _, free, _ = show(algorithm, theta, data)
     alone = []
@@ -1424,7 +1431,7 @@ def test_privacy_min_count_counts_what_may_be_shown(method: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["relay(secret=1)", "relay(guarded=1)", "relay-p2p(secret=1)"])
-def test_privacy_who_shows_nothing_still_learns(text: str) -> None:
+def test_privacy_a_party_that_sends_nothing_still_learns(text: str) -> None:
     result = comity.run(text, federation((9, 9)), model=MODEL, rounds=2, engine="loop")
     assert all(v.isfinite().all() for n in ("p0", "p1") for v in result.model(n).theta.values())
 
@@ -1729,7 +1736,7 @@ def test_k8_from_the_command_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [0.0, 0.3, 1.0])
-def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> None:
+def test_p2p_mean_of_all_received_observations(running: float, wire: list[Turn]) -> None:
     """Three rounds in which all tell all: the mean of all observations so far, or (1 - r) t̄ + r t
     in the order of senders.
 
@@ -1779,7 +1786,7 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
                     times[u][c] += 1
                     rate = running if running and times[u][c] > 1 else 1 / times[u][c]
                     bars[u][c] = (
-                        t if times[u][c] == 1 else (1 - rate) * present(bars[u][c]) + rate * t
+                        t if times[u][c] == 1 else (1 - rate) * not_none(bars[u][c]) + rate * t
                     )
         ours = [
             descend(ours[u], data[u], Received(bars[u], means[1 - u]), 0.05, 2, 4 / D, 2 / C)
@@ -1861,7 +1868,7 @@ def test_p2p_sealed_messages_to_m_neighbours_and_nothing_up(
 
 
 @pytest.mark.slow
-def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
+def test_p2p_only_parties_present_get_messages(wire: list[Turn]) -> None:
     """Half of four take part: one tells the other, and those away keep all they have."""
     p2p = RelayP2p(neighbours=3)
     server, s = server_of(p2p, task(), [*TRIO, TRIO[0]], Training(lr=0.1), participation=0.5)
@@ -1925,7 +1932,7 @@ class Stop(Quiet):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "settings"), VARIANTS)
-def test_every_place_and_every_interruption_gives_the_same(
+def test_engines_and_resumed_runs_give_the_same(
     text: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Straight on one process, on two workers, and stopped after round 2 of 4 and resumed: equal

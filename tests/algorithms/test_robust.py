@@ -71,7 +71,7 @@ def test_an_even_number_has_the_middle_twos_mean() -> None:
     assert after_a_round("fedavg+median", 1, 2, 4, 1000) == 3
 
 
-def test_all_count_alike() -> None:
+def test_all_parties_have_equal_weight() -> None:
     """FedAvg weighs by samples; a party cannot make itself count for more by having, or claiming,
     more of them.
     """
@@ -93,7 +93,7 @@ def test_fewer_than_half_cannot_move_a_median_beyond_the_honest(
 
 
 @given(st.lists(finite, min_size=4, max_size=9), st.integers(0, 3))
-def test_the_share_is_what_it_protects_from(honest: list[float], wild: int) -> None:
+def test_trimmed_survives_its_share_of_faulty_parties(honest: list[float], wild: int) -> None:
     models = numbers(*honest, *[1e30] * wild)
     mean = Trimmed(compose("fedavg"), share=wild / len(models)).aggregate(models)["w"].item()
     slack = 1e-9 * max(map(abs, honest))
@@ -101,7 +101,7 @@ def test_the_share_is_what_it_protects_from(honest: list[float], wild: int) -> N
 
 
 @given(st.integers(1, 2), st.integers(0, 4), st.integers(0, 100))
-def test_krum_never_takes_what_is_far_from_all(f: int, more: int, seed: int) -> None:
+def test_krum_ignores_replies_far_from_all(f: int, more: int, seed: int) -> None:
     """f replies that lie together, far from everybody: whichever m, none of them is in the mean."""
     draw = torch.Generator().manual_seed(seed)
     n = 2 * f + 3 + more
@@ -131,7 +131,7 @@ def test_distances_are_over_all_that_is_sent() -> None:
     assert torch.isfinite(squared).all()
 
 
-def test_whole_numbers_stay_whole_and_are_nobodys_in_particular() -> None:
+def test_integer_buffers_stay_integers_and_do_not_depend_on_one_party() -> None:
     """FedAvg takes such a buffer from the first party, which may be the one that sends nonsense."""
     models: list[Params] = [{"n": torch.tensor(n)} for n in (10**12, 4, 6, 5)]
     assert trimmed_mean(models, 1) == {"n": torch.tensor(5)}
@@ -197,7 +197,7 @@ def accuracy(text: str) -> float:
 
 @pytest.mark.sweep("huge")
 @pytest.mark.parametrize("how", ["huge", "reversed"])
-def test_one_party_breaks_fedavg_and_none_of_these(how: str) -> None:
+def test_one_faulty_party_breaks_fedavg_but_no_robust_mean(how: str) -> None:
     faulty = f"{FAULTY}(how={how})"
     assert accuracy("fedavg") > 0.9
     assert accuracy(faulty) < 0.6
@@ -206,7 +206,7 @@ def test_one_party_breaks_fedavg_and_none_of_these(how: str) -> None:
 
 
 @pytest.mark.parametrize("robust", ["median", "trimmed(share=0.29)", "krum(f=2)"])
-def test_two_of_seven(robust: str) -> None:
+def test_two_faulty_parties_of_seven(robust: str) -> None:
     faulty = f"{FAULTY}(who=p0 p3)"
     assert accuracy(f"{faulty}+{robust}") > 0.85
 
@@ -226,7 +226,7 @@ def test_hosts_of_many_kinds(text: str) -> None:
         assert result.summary["discarded"] == []
 
 
-def test_a_users_whole_numbers(tmp_path: Path) -> None:
+def test_integer_buffers_of_a_users_module(tmp_path: Path) -> None:
     """BatchNorm of torch counts batches in whole numbers."""
     with torch.random.fork_rng():
         pair = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 3)
@@ -283,7 +283,7 @@ def test_invalid_settings_are_refused_before_round_1(
         comity.run(text, easy(), **SMALL | settings)
 
 
-def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_hosts_with_a_custom_round_are_refused(tmp_path: Path) -> None:
     """A host that does not ask for `server.averaging` would silently be averaged without the
     median.
     """

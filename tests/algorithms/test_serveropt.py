@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 TAU, BETA2 = 0.001, 0.99
 
 
-def ran(method: str, **settings: Any) -> comity.Result:
+def run_method(method: str, **settings: Any) -> comity.Result:
     return comity.run(method, federation((9, 14, 6)), **SETTINGS | settings)
 
 
@@ -76,15 +76,15 @@ def test_fedavgm_is_the_method_of_the_guide(tmp_path):
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     begin = text.index('"""FedAvgM')
     (tmp_path / "fedavgm.py").write_text(text[begin : text.index("```", begin)], encoding="utf-8")
-    theirs = ran(str(tmp_path / "fedavgm.py")).model("p0").theta
-    ours = ran("fedavg+serveropt").model("p0").theta
+    theirs = run_method(str(tmp_path / "fedavgm.py")).model("p0").theta
+    ours = run_method("fedavg+serveropt").model("p0").theta
     assert distance(ours, theirs) < 1e-6
-    assert distance(ours, ran("fedavg").model("p0").theta) > 1e-3
+    assert distance(ours, run_method("fedavg").model("p0").theta) > 1e-3
 
 
 @pytest.mark.parametrize("host", ["fedavg", "fedprox", "moon", "fedper", "ditto", "fedavg+dbe"])
 def test_a_step_of_1_without_momentum_is_the_host(host):
-    plain, with_serveropt = ran(host), ran(f"{host}+serveropt(beta1=0)")
+    plain, with_serveropt = run_method(host), run_method(f"{host}+serveropt(beta1=0)")
     for name in plain.job.info.names:
         assert same(with_serveropt.model(name).theta, plain.model(name).theta)
     assert with_serveropt.summary["bytes"] == plain.summary["bytes"]
@@ -97,7 +97,7 @@ def test_a_step_of_1_without_momentum_is_the_host(host):
 
 def test_options_are_not_without_effect():
     def end(options: str) -> Params:
-        return ran(f"fedavg+serveropt({options})").model("p0").theta
+        return run_method(f"fedavg+serveropt({options})").model("p0").theta
 
     usual = {name: end(f"optimizer={name}") for name in ("momentum", "adam", "yogi", "adagrad")}
     for name, others in {
@@ -150,8 +150,8 @@ PRIVATE = [
 
 @pytest.mark.parametrize("text", PRIVATE)
 def test_private_training_within_and_without(text):
-    privacy = ran(text).summary["privacy"]
-    assert privacy == ran(text.replace("+serveropt", "")).summary["privacy"]
+    privacy = run_method(text).summary["privacy"]
+    assert privacy == run_method(text.replace("+serveropt", "")).summary["privacy"]
     assert "level=party" in text or math.isfinite(
         privacy["epsilon"]
     )  # there the server sees everybody's model
@@ -160,7 +160,7 @@ def test_private_training_within_and_without(text):
 def test_around_a_wrapped_host():
     """DBE's offset stays where it is, and what is averaged within it gets the server's step."""
     plain, with_serveropt = (
-        ran(text).model("p0") for text in ("fedavg+prbm", "fedavg+prbm+serveropt")
+        run_method(text).model("p0") for text in ("fedavg+prbm", "fedavg+prbm+serveropt")
     )
     assert plain.theta.keys() == with_serveropt.theta.keys()
     assert distance(plain.theta, with_serveropt.theta) > 1e-3
@@ -169,8 +169,8 @@ def test_around_a_wrapped_host():
 def test_around_a_robust_mean_or_within_one():
     """The step is made of the median, whichever of the two is named first."""
     around, within = (
-        ran(text).model("p0").theta
+        run_method(text).model("p0").theta
         for text in ("fedavg+median+serveropt", "fedavg+serveropt+median")
     )
     assert same(around, within)
-    assert distance(around, ran("fedavg+serveropt").model("p0").theta) > 1e-4
+    assert distance(around, run_method("fedavg+serveropt").model("p0").theta) > 1e-4

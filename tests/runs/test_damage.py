@@ -105,17 +105,17 @@ def _other_digit(match: re.Match[str]) -> str:
     return f",{8 if match[1] == '9' else 9}{match[2]}"
 
 
-def zeroed(text: str) -> str:
+def zero_values(text: str) -> str:
     return "\0" * len(text)
 
 
-def swapped(text: str) -> str:
+def swap_rows(text: str) -> str:
     """Two rows swapped."""
     heads, *rows = text.split("\n")
     return "\n".join([heads, *rows[1::-1], *rows[2:]])
 
 
-DAMAGES: list[Callable[[str], str]] = [nines, zeroed, swapped]
+DAMAGES: list[Callable[[str], str]] = [nines, zero_values, swap_rows]
 
 
 def damage(path: Path, how: Callable[[str], str]) -> None:
@@ -359,7 +359,7 @@ def test_a_damaged_exported_model_is_refused(finished_run: Path, tmp_path: Path)
     export(resume_run(finished_run), "p0", exported_folder)
     load_exported(exported_folder)
     for name, how in (
-        ("weights.safetensors", flipped),
+        ("weights.safetensors", flip_byte),
         ("model.json", lambda blob: blob.replace(b'"3"', b'"4"', 1)),
     ):
         before = (exported_folder / name).read_bytes()
@@ -370,7 +370,7 @@ def test_a_damaged_exported_model_is_refused(finished_run: Path, tmp_path: Path)
         (exported_folder / name).write_bytes(before)
 
 
-def flipped(blob: bytes) -> bytes:
+def flip_byte(blob: bytes) -> bytes:
     return blob[:-1] + bytes([blob[-1] ^ 1])
 
 

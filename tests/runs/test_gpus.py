@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _ray_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test here starts Ray."""
     monkeypatch.setattr(build, "check_installed", lambda: None)
 

@@ -41,7 +41,7 @@ def own(result: comity.Result, i: int, place: int | None = None) -> Params:
     return result.job.parties[i].task.network.init(key)
 
 
-def averaged(result: comity.Result, begin: dict[int, Params], t: int) -> Params:
+def fedavg_round(result: comity.Result, begin: dict[int, Params], t: int) -> Params:
     """A round of FedAvg by torch's own layers, from these weights."""
     weights_by_party = {
         i: Trainer(theta, SGD).train(stream(result, i, t, "local")) for i, theta in begin.items()
@@ -66,8 +66,8 @@ def test_fedavg_averages_what_different_weights_became(tmp_path: Path) -> None:
     assert (
         len({float(theta["fc1.weight"][0, 0]) for theta in (*starts.values(), common(result))}) == 5
     )
-    w = averaged(result, starts, 1)
-    w = averaged(result, dict.fromkeys(range(4), w), 2)
+    w = fedavg_round(result, starts, 1)
+    w = fedavg_round(result, dict.fromkeys(range(4), w), 2)
     assert_close(weights(result)["north"], w)
 
 
@@ -78,8 +78,8 @@ def test_a_party_absent_in_round_1_starts_from_the_average(tmp_path: Path) -> No
     table = tmp_path / "plan.csv"
     table.write_text("party,round\neast,1\n")
     result = run("fedavg", tmp_path / "run", model="mlp2(width=16)", init="own", absent=str(table))
-    w = averaged(result, {i: own(result, i) for i in (0, 2, 3)}, 1)
-    assert_close(weights(result)["north"], averaged(result, dict.fromkeys(range(4), w), 2))
+    w = fedavg_round(result, {i: own(result, i) for i in (0, 2, 3)}, 1)
+    assert_close(weights(result)["north"], fedavg_round(result, dict.fromkeys(range(4), w), 2))
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -104,7 +104,7 @@ def test_a_discarded_round_1_does_not_count_as_the_first(
     result = run("fedavg", tmp_path / "run", resume=interrupted, **settings)
     assert [entry["round"] for entry in result.summary["discarded"]] == [1]
     assert_close(
-        weights(result)["north"], averaged(result, {i: own(result, i) for i in range(4)}, 2)
+        weights(result)["north"], fedavg_round(result, {i: own(result, i) for i in range(4)}, 2)
     )
 
 
@@ -262,8 +262,8 @@ def test_newcomers_are_offered_the_servers_model(tmp_path: Path) -> None:
     its own weights.
     """
     result = run("fedavg", tmp_path, model="mlp2(width=16)", init="own", newcomers=1, join_epochs=1)
-    w = averaged(result, {i: own(result, i) for i in range(3)}, 1)
-    w = averaged(result, dict.fromkeys(range(3), w), 2)
+    w = fedavg_round(result, {i: own(result, i) for i in range(3)}, 1)
+    w = fedavg_round(result, dict.fromkeys(range(3), w), 2)
     losses = {m.split: m.value for m in result.metrics if m.party == "west" and m.metric == "loss"}
     test_samples = result.job.parties[3].data.test
     for split, begin in (("test-joined", w), ("test-alone", own(result, 3))):

@@ -38,7 +38,7 @@ def federation(parties: int) -> comity.Federation:
     return dataset.partition("iid", parties=parties, validation=0)
 
 
-def prepared(parties: int) -> tuple[int, float]:
+def preparation_cost(parties: int) -> tuple[int, float]:
     """Function calls and seconds that preparing a run of so many parties takes (best of three)."""
     fed = federation(parties)
     experiment = config.experiment(
@@ -68,7 +68,7 @@ def test_preparing_is_linear() -> None:
     """Function calls are counted. Work inside one call (such as a slice of all names) shows only in
     seconds, which have a wide margin.
     """
-    few, many = prepared(500), prepared(4_000)
+    few, many = preparation_cost(500), preparation_cost(4_000)
     assert many[0] < 8.5 * few[0]
     assert many[1] < 24 * few[1]
 

@@ -432,12 +432,12 @@ def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(
     states: list[Any] = []
     function = Site.run
 
-    def noting(site: Site, call: Any, *args: Any) -> Any:
+    def recording_run(site: Site, call: Any, *args: Any) -> Any:
         if call.function == "warm_up":
             states.append(site.mine)
         return function(site, call, *args)
 
-    monkeypatch.setattr(Site, "run", noting)
+    monkeypatch.setattr(Site, "run", recording_run)
     result = run("fedavg+dbe", tmp_path, newcomers=1, kappa=3, **PLAIN)
     consensus = server_state(result).extra.z
     (state,) = states
@@ -445,13 +445,13 @@ def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(
     assert torch.equal(state.extra.z, consensus)
     assert torch.equal(state.host[OFFSET], torch.zeros(12))
 
-    def biased(theta: Params, batch: Batch) -> Tensor:
+    def dbe_loss(theta: Params, batch: Batch) -> Tensor:
         z = features(theta, batch.x)
         loss = F.cross_entropy(head(theta, z + theta[OFFSET]), batch.y)
         return loss + 3 * 0.5 * (z.mean(0) - consensus).square().mean()
 
     received = {k: v for k, v in result.model("north").theta.items() if k != OFFSET}
-    expected = warmed_up(result, received | {OFFSET: torch.zeros(12)}, biased)
+    expected = warmed_up(result, received | {OFFSET: torch.zeros(12)}, dbe_loss)
     final_weights = result.model("west").theta
     assert final_weights[OFFSET].abs().max() > 0
     assert final_weights.keys() == expected.keys()
@@ -495,10 +495,10 @@ def test_scaffolds_newcomer_is_corrected_by_the_servers_control(tmp_path: Path) 
     s = server_state(result)
     assert s.c["fc3.bias"].abs().max() > 0
 
-    def corrected(theta: Params, batch: Batch) -> Tensor:
+    def corrected_loss(theta: Params, batch: Batch) -> Tensor:
         return cross_entropy(theta, batch) + sum((c * theta[k]).sum() for k, c in s.c.items())
 
-    final_weights, expected = result.model("west").theta, warmed_up(result, s.theta, corrected)
+    final_weights, expected = result.model("west").theta, warmed_up(result, s.theta, corrected_loss)
     assert all(torch.allclose(final_weights[k], expected[k], atol=1e-6) for k in expected)
 
 

@@ -29,7 +29,7 @@ from comity.wire.codec import encode
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 
 
-def learned(result: comity.Result) -> tuple[Any, ...]:
+def figures_and_models(result: comity.Result) -> tuple[Any, ...]:
     """Figures and models of a run, to compare bit for bit."""
     return (
         result.metrics,
@@ -55,7 +55,7 @@ def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path
             for party, t in (("east", 1), ("north", 2), ("west", 2))
         ]
         results[kind] = run(text, tmp_path / kind, absent=plan(tmp_path / kind, *lines), **QUICK)
-    assert learned(results["offline"]) == learned(results["lost"])
+    assert figures_and_models(results["offline"]) == figures_and_models(results["lost"])
     kinds = {(a.party, a.round, a.how) for a in absences(results["lost"])}
     assert kinds == (
         set()
@@ -243,7 +243,7 @@ def test_engines_agree_on_absences(text: str, engine: str, tmp_path: Path) -> No
     ).read_bytes()
     assert (loop.folder / "ledger.csv").read_bytes() == (other.folder / "ledger.csv").read_bytes()
     if engine == "process":
-        assert learned(loop) == learned(other)
+        assert figures_and_models(loop) == figures_and_models(other)
 
 
 def test_states_on_disk_are_undone_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_states_on_disk_are_undone_too(tmp_path: Path, monkeypatch: pytest.Monke
     in_memory = run("adcol(hidden=8)", tmp_path / "memory", **settings)
     monkeypatch.setenv("COMITY_STATE_BYTES", "0")
     other = run("adcol(hidden=8)", tmp_path / "file", **settings)
-    assert learned(in_memory) == learned(other)
+    assert figures_and_models(in_memory) == figures_and_models(other)
 
 
 def test_a_runs_absences_can_be_replayed(tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(StopRun):
             resume_in(reopen(folder, ragged()), folder, Stops())
     result = resume_in(reopen(folder, ragged()), folder, Stops())
-    assert learned(result) == learned(whole)
+    assert figures_and_models(result) == figures_and_models(whole)
     assert (folder / "absences.csv").read_bytes() == (whole.folder / "absences.csv").read_bytes()
     for name in ("absent", "discarded"):
         assert result.summary[name] == whole.summary[name]

@@ -84,7 +84,7 @@ def right_by_round(result: comity.Result, split: str) -> dict[int, int]:
     return correct
 
 
-def expected(right: dict[int, int], patience: int, rounds: int = MANY) -> int:
+def expected_last_round(right: dict[int, int], patience: int, rounds: int = MANY) -> int:
     """The rule step by step: no improvement for `patience` rounds, and then one more round."""
     for t in range(1, rounds):
         best = max(right[k] for k in range(t + 1))
@@ -137,7 +137,7 @@ def test_the_rule_by_hand(accuracies: list[float], patience: int | None, last: i
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=20), st.integers(1, 6))
 def test_the_implementation_follows_the_rule(right: list[int], patience: int) -> None:
     rounds = len(right) - 1
-    assert ends([r / 4 for r in right], patience, rounds) == expected(
+    assert ends([r / 4 for r in right], patience, rounds) == expected_last_round(
         dict(enumerate(right)), patience, rounds
     )
 
@@ -181,7 +181,7 @@ def test_early_stopping_resumes_from_its_saved_state(
             saved = json.loads(json.dumps(schedule.dump()))
             schedule = Schedule(rounds, patience)
             schedule.load(saved)
-    assert t == expected(dict(enumerate(right)), patience, rounds)
+    assert t == expected_last_round(dict(enumerate(right)), patience, rounds)
 
 
 # --- runs
@@ -194,7 +194,7 @@ def test_a_run_ends_where_its_validation_says(text: str, patience: int, tmp_path
     last = result.summary["rounds"]
     right = right_by_round(result, "validation")
     assert sorted(right) == list(range(last + 1))  # every round is evaluated, the last one too
-    assert expected(right | dict.fromkeys(range(last + 1, MANY), 0), patience) == last
+    assert expected_last_round(right | dict.fromkeys(range(last + 1, MANY), 0), patience) == last
     assert 1 < last < MANY  # otherwise the test would show nothing
     assert max(row.round for row in result.ledger) == last
     assert (tmp_path / "outcomes.csv").exists()
@@ -206,7 +206,7 @@ def test_without_validation_the_test_part_decides(tmp_path: Path) -> None:
     result = go("fedavg", tmp_path, parties(0.0), patience=1)
     right, last = right_by_round(result, "test"), result.summary["rounds"]
     assert not right_by_round(result, "validation")
-    assert expected(right | dict.fromkeys(range(last + 1, MANY), 0), 1) == last < MANY
+    assert expected_last_round(right | dict.fromkeys(range(last + 1, MANY), 0), 1) == last < MANY
 
 
 def test_the_validation_part_decides_where_there_is_one(tmp_path: Path) -> None:
@@ -215,7 +215,8 @@ def test_the_validation_part_decides_where_there_is_one(tmp_path: Path) -> None:
     for seed in range(4):
         whole = go("fedavg", tmp_path / f"whole-{seed}", patience=None, rounds=12, seed=seed)
         by = {
-            split: expected(right_by_round(whole, split), 1, 12) for split in ("validation", "test")
+            split: expected_last_round(right_by_round(whole, split), 1, 12)
+            for split in ("validation", "test")
         }
         result = go("fedavg", tmp_path / f"early-{seed}", patience=1, rounds=12, seed=seed)
         assert result.summary["rounds"] == by["validation"]

@@ -225,13 +225,13 @@ def test_stopped_between_new_states_and_the_manifest(
     """States of round 3 lie beside those of round 2 when the manifest still names round 2."""
     write = write_atomically
 
-    def torn(path: Path, content: str) -> None:
+    def interrupted_write(path: Path, content: str) -> None:
         if path.name == checkpoint.MANIFEST and json.loads(content)["round"] == 3:
             raise KeyboardInterrupt
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_atomically", torn)
+        patch.setattr(checkpoint, "write_atomically", interrupted_write)
         with pytest.raises(KeyboardInterrupt):
             run(text, tmp_path, rounds=ROUNDS)
     assert manifest(tmp_path) == 2

@@ -92,7 +92,7 @@ def test_first_replies_are_the_same(
     replies: dict[str, str] = {}
     function = LoopEngine.run
 
-    def listened(
+    def recording_run(
         engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[Any]:
         for i, answer in function(engine, call, messages, sealed_messages):
@@ -103,7 +103,7 @@ def test_first_replies_are_the_same(
                 )
             yield i, answer
 
-    monkeypatch.setattr(LoopEngine, "run", listened)
+    monkeypatch.setattr(LoopEngine, "run", recording_run)
     run(text, tmp_path / "whole", rounds=1)
     whole = dict(replies)
     replies.clear()

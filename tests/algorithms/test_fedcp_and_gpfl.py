@@ -46,12 +46,12 @@ def weights(method: str, **settings: object) -> list[Params]:
     return [result.model(name).theta for name in result.job.info.names]
 
 
-def normed(x: Tensor) -> Tensor:
+def layer_norm(x: Tensor) -> Tensor:
     """LayerNorm at its first values, by hand."""
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
 
 
-def stepped(value: Any, theta: Params, names: frozenset[str], lr: float) -> Params:
+def gradient_step(value: Any, theta: Params, names: frozenset[str], lr: float) -> Params:
     """One step of gradient descent on `names`."""
     free = {k: v.clone().requires_grad_(k in names) for k, v in theta.items()}
     order = sorted(names)
@@ -77,7 +77,7 @@ def test_fedcp_answer_by_hand() -> None:
     method, task, theta = fedcp()
     h = task.features(theta, DATA.x)
     v = theta[OWN + "fc3.weight"].sum(0)
-    a = normed((v / v.norm() * h) @ theta[POLICY + "weight"].T + theta[POLICY + "bias"]).clamp(
+    a = layer_norm((v / v.norm() * h) @ theta[POLICY + "weight"].T + theta[POLICY + "bias"]).clamp(
         min=0
     )
     r = a[:, :5].exp() / (a[:, :5].exp() + a[:, 5:].exp())
@@ -130,7 +130,7 @@ def test_fedcp_two_steps_by_hand_and_what_is_sent(upload: Any, share: float) -> 
         )
 
     moving = frozenset(theta.keys() - task.head_names)
-    after = stepped(value, stepped(value, context, moving, 0.1), moving, 0.1)
+    after = gradient_step(value, gradient_step(value, context, moving, 0.1), moving, 0.1)
     for k in ("fc3.weight", "fc3.bias"):
         assert torch.allclose(state[OWN + k], after[OWN + k], atol=1e-5)
         assert torch.allclose(
@@ -188,11 +188,11 @@ def gpfl(method: Gpfl | None = None) -> tuple[Gpfl, Valved, Params]:
     return method, task, task.init(Key(1))
 
 
-def valved(theta: Params, f: Tensor, condition: Tensor) -> Tensor:
+def valve_output(theta: Params, f: Tensor, condition: Tensor) -> Tensor:
     """Eqs. 1 and 2 written out."""
 
     def cov(which: str) -> Tensor:
-        out = normed((theta[which + "weight"] @ condition + theta[which + "bias"]).clamp(min=0))
+        out = layer_norm((theta[which + "weight"] @ condition + theta[which + "bias"]).clamp(min=0))
         return out * theta[which + "norm.weight"] + theta[which + "norm.bias"]
 
     return ((cov(GAMMA) + 1) * f + cov(BETA)).clamp(min=0)
@@ -214,7 +214,7 @@ def by_hand(task: Valved, theta: Params, C: Tensor, data: Samples, lam: float, m
     """Eqs. 3 to 5, from embeddings that are frozen."""
     f = task.inner.features(theta, data.x)
     counts = torch.bincount(data.y, minlength=3).float()
-    f_P, f_G = valved(theta, f, counts @ C / counts.sum()), valved(theta, f, C.mean(0))
+    f_P, f_G = valve_output(theta, f, counts @ C / counts.sum()), valve_output(theta, f, C.mean(0))
     eq5 = F.cross_entropy(task.inner.head(theta, f_P), data.y)
     cosines = torch.stack([F.cosine_similarity(f_G, c[None]) for c in theta[EMBEDDING]], 1)
     eq3 = -(cosines.gather(1, data.y[:, None])[:, 0].exp() / cosines.exp().sum(1)).log().mean()
@@ -256,7 +256,7 @@ def test_gpfl_two_steps_by_hand_with_weight_decay_on_embeddings_and_valve() -> N
         )
 
     all_names = frozenset(theta)
-    after = stepped(value, stepped(value, theta, all_names, 0.1), all_names, 0.1)
+    after = gradient_step(value, gradient_step(value, theta, all_names, 0.1), all_names, 0.1)
     assert state.keys() == heads
     assert reply.theta.keys() == theta.keys() - heads
     for k, v in (state | reply.theta).items():
@@ -274,7 +274,7 @@ def test_gpfl_deploys_the_personal_route() -> None:
     x, theta = noise(10, 6, seed=3), model.theta
     assert isinstance(model.task, Valved)
     f = model.task.inner.features(theta, x)
-    answer = valved(theta, f, theta[PERSONAL]) @ theta["fc3.weight"].T + theta["fc3.bias"]
+    answer = valve_output(theta, f, theta[PERSONAL]) @ theta["fc3.weight"].T + theta["fc3.bias"]
     assert torch.allclose(model.logits(x), answer, atol=1e-5)
 
 
@@ -289,7 +289,7 @@ def test_no_option_of_gpfl_is_without_effect(option: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedcp", "gpfl"])
-def test_mr_goes_around_them_and_an_offset_does_not(method: str) -> None:
+def test_mr_wraps_them_and_an_offset_is_refused(method: str) -> None:
     plain, regularised = weights(method), weights(f"{method}+mr")
     assert not all(same(a, b) for a, b in zip(plain, regularised, strict=True))
     with pytest.raises(comity.UsageError, match="offset would be redundant"):
