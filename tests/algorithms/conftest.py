@@ -1,4 +1,4 @@
-"""One thread: these problems are small, and the processor is shared."""
+"""One torch thread: these problems are small, and tests run in parallel."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def _no_global_randomness():
-    """A test's numbers come from keys and generators; nothing may disturb, or lean on, the global
-    stream.
-    """
+    """A test's numbers come from keys and generators; the global random stream must stay unused."""
     before = torch.random.get_rng_state()
     yield
     assert torch.equal(before, torch.random.get_rng_state())
@@ -26,15 +24,15 @@ def _no_global_randomness():
 
 @pytest.fixture
 def replies(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, Any]]:
-    """The replies of each call as they came to the server."""
-    seen: list[dict[int, Any]] = []
+    """The replies that the server receives, by call and party."""
+    replies_by_call: list[dict[int, Any]] = []
     function = LoopEngine.run
 
     def listening(self: LoopEngine, *args: Any) -> Iterator[tuple[int, PartyResult]]:
-        seen.append({})
+        replies_by_call.append({})
         for i, answer in function(self, *args):
-            seen[-1][i] = answer.reply
+            replies_by_call[-1][i] = answer.reply
             yield i, answer
 
     monkeypatch.setattr(LoopEngine, "run", listening)
-    return seen
+    return replies_by_call

@@ -1,4 +1,6 @@
-"""FedAvg with parties that send nonsense: huge weights, or the way back, ten times as far."""
+"""FedAvg with faulty parties: they send huge weights, or ten times their update in the opposite
+direction.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ class Faulty(FedAvg):
     how: Literal["huge", "reversed"] = option("huge", "what they send")
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        mine, reply = await super().local(mine, m, party, key)
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        state, reply = await super().local(state, m, party, key)
         if party.name not in self.who.split():
-            return mine, reply
+            return state, reply
         if self.how == "huge":
-            return mine, Model({k: torch.full_like(v, 1e30) for k, v in reply.theta.items()})
-        return mine, Model({k: m.theta[k] - 10 * (v - m.theta[k]) for k, v in reply.theta.items()})
+            return state, Model({k: torch.full_like(v, 1e30) for k, v in reply.theta.items()})
+        return state, Model({k: m.theta[k] - 10 * (v - m.theta[k]) for k, v in reply.theta.items()})

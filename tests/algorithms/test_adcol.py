@@ -15,13 +15,13 @@ from toys import (
     batch_of,
     federation,
     fit,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -105,7 +105,9 @@ def test_eq2_kl_from_uniform_to_the_discriminator() -> None:
 
 
 def test_eq2_kl_is_a_mean_over_the_batch() -> None:
-    """One row at 0.14384 and one at 0: neither summed over rows nor divided by N once more."""
+    """One row at 0.14384 and one at 0: the KL term is neither summed over rows nor divided by N
+    again.
+    """
     assert kl_from_uniform(torch.tensor([[math.log(3), 0.0], [1.0, 1.0]])).item() == pytest.approx(
         0.07192, abs=1e-5
     )
@@ -162,17 +164,17 @@ def test_alg1_l11_local_training_leaves_the_discriminator_alone() -> None:
     D = adcol.discriminator(5, 3).init(Key(2))
     before, F_0 = _hash(D), task.init(Key(1))
     party = party_of(task, data, Training(lr=0.1, epochs=3), parties=3)
-    mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
+    state, _ = run_call(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
     assert _hash(D) == before
     assert not any(v.requires_grad for v in D.values())
-    assert _hash(F_0) != _hash(mine.F)
+    assert _hash(F_0) != _hash(state.F)
 
 
 # --- Algorithm 1
 
 
 def _fraction(r: float, n: int) -> int:
-    """ceil(r n) as a person reckons it: r is the decimal number that was written."""
+    """ceil(r n) in exact decimal arithmetic: r is the decimal number as written."""
     return math.ceil(Fraction(str(r)) * n)
 
 
@@ -184,10 +186,12 @@ def test_b11_representation_sampling_sends_exactly_ceil_rn_rows(r: float, n: int
     adcol = Adcol(sampling=r, hidden=7)
     D = adcol.discriminator(5, 3).init(Key(2))
     party = party_of(task, data, Training(lr=0.1), parties=3)
-    mine, reply = worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3)))
+    state, reply = run_call(
+        adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3))
+    )
     assert reply.z.shape == (_fraction(r, n), 5)
     z = in_chunks(
-        lambda x: task.features(mine.F, x), data.x
+        lambda x: task.features(state.F, x), data.x
     )  # l.18: after training, in evaluation mode
     nearest = torch.cdist(reply.z, z, compute_mode="donot_use_mm_for_euclid_dist").min(1)
     assert nearest.values.max() < 1e-6
@@ -199,16 +203,16 @@ def test_b11_representation_sampling_is_fresh_each_round() -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(40, (6,), 3)
     adcol = Adcol(sampling=0.5, hidden=7, mu=0.0)
     still = party_of(task, data, Training(lr=0.0), parties=3)
-    message, mine = (
+    message, state = (
         Game(adcol.discriminator(5, 3).init(Key(2)), {}),
         AdcolState(task.init(Key(1)), []),
     )
     root = Key.root(0)
-    drawn = [
-        worked(adcol.local(mine, message, still, root.fold("party", 0, t, "local", 0)))[1].z
+    representations = [
+        run_call(adcol.local(state, message, still, root.fold("party", 0, t, "local", 0)))[1].z
         for t in (1, 2)
     ]
-    assert not torch.equal(*drawn)
+    assert not torch.equal(*representations)
 
 
 def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
@@ -218,7 +222,7 @@ def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
     task = task_of("mlp2(width=5)", (6,), 3)
     data = [samples(9, (6,), 3, seed=1), samples(4, (6,), 3, seed=2)]
     adcol = Adcol(disc="linear")
-    server, s = net_of(adcol, task, data, Training(lr=1e-30, batch=100))
+    server, s = server_of(adcol, task, data, Training(lr=1e-30, batch=100))
     server.info = Info(
         server.info.names,
         server.info.sizes,
@@ -244,7 +248,7 @@ def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
 def test_b5_party_sampling_keeps_all_outputs_and_the_absent_keep_their_models() -> None:
     task = task_of("mlp2(width=5)", (6,), 3)
     adcol = Adcol(hidden=7)
-    server, s = net_of(
+    server, s = server_of(
         adcol,
         task,
         [samples(8, (6,), 3, seed=i) for i in range(4)],
@@ -286,8 +290,8 @@ def test_section44_worked_example_fedavg_159_megabytes() -> None:
     """FedAvg's MLP of 199,210 parameters, 100 parties: 2 * 100 * 4 * 199,210 = 159.37 MB a round."""
     task = task_of("mlp2", (1, 28, 28), 10)
     assert task.bytes() == 4 * 199_210
-    sent = FedAvg().accounting.traffic(_info(task, 100, 600), list(range(100)))
-    assert sent.up + sent.down == 159_368_000
+    traffic = FedAvg().accounting.traffic(_info(task, 100, 600), list(range(100)))
+    assert traffic.up + traffic.down == 159_368_000
 
 
 @pytest.mark.parametrize(
@@ -361,8 +365,8 @@ def test_section44_bytes_a_round(
 
 @pytest.mark.parametrize("r", [0.0, -0.5, 1.5])
 def test_b11_a_rate_outside_0_to_1_is_refused(r: float) -> None:
-    """No representations leave D nothing to learn from, and more than all there are cannot be drawn
-    without replacement.
+    """Without representations D has nothing to learn from, and more than all of them cannot be
+    drawn without replacement.
     """
     with pytest.raises(comity.UsageError):
         comity.run(

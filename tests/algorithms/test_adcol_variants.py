@@ -25,14 +25,14 @@ from toys import (
     distance,
     federation,
     fit,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     same,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -63,18 +63,18 @@ ROOT = Key.root(0)
 # --- ADCOL written out
 
 
-def encoded(theta: Params, x: Tensor) -> Tensor:
+def encoder_features(theta: Params, x: Tensor) -> Tensor:
     """G of mlp2."""
     x = F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"])
     return F.relu(x @ theta["fc2.weight"].T + theta["fc2.bias"])
 
 
-def predicted(theta: Params, z: Tensor) -> Tensor:
+def predictor_logits(theta: Params, z: Tensor) -> Tensor:
     """The predictor of mlp2."""
     return z @ theta["fc3.weight"].T + theta["fc3.bias"]
 
 
-def judged(D: Params, z: Tensor) -> Tensor:
+def disc_logits(D: Params, z: Tensor) -> Tensor:
     """The logits of a discriminator of fully connected layers."""
     k = 1
     while f"fc{k}.weight" in D:
@@ -92,14 +92,14 @@ def eq2(Ds: list[Params], mu: float) -> Callable[[Params, Batch], Tensor]:
     """CE + mu times the mean over discriminators of the KL divergence."""
 
     def loss(theta: Params, batch: Batch) -> Tensor:
-        z = encoded(theta, batch.x)
-        ce = F.cross_entropy(predicted(theta, z), batch.y)
-        return ce + mu * sum(divergence(judged(D, z)) for D in Ds) / len(Ds) if Ds else ce
+        z = encoder_features(theta, batch.x)
+        ce = F.cross_entropy(predictor_logits(theta, z), batch.y)
+        return ce + mu * sum(divergence(disc_logits(D, z)) for D in Ds) / len(Ds) if Ds else ce
 
     return loss
 
 
-def descended(
+def torch_sgd(
     loss: Callable[[Params, Batch], Tensor],
     theta: Params,
     data: Samples,
@@ -134,10 +134,10 @@ def game(
     sizes: tuple[int, ...] = SIZES,
     server_training: Training | None = None,
 ) -> tuple[list[Samples], LoopServer, Game]:
-    """Parties that see the world differently, and the server before round 1."""
+    """Parties with shifted inputs, and the server before round 1."""
     data = [samples(n, SHAPE, CLASSES, seed=i + 1) for i, n in enumerate(sizes)]
     data = [Samples(d.x + 0.5 * i, d.y) for i, d in enumerate(data)]
-    server, s = net_of(
+    server, s = server_of(
         adcol, task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES), data, HOW, participation
     )
     if (
@@ -152,19 +152,19 @@ def weights_of(server: LoopServer) -> dict[int, Params]:
 
 
 @cache
-def ran(text: str, model: str = f"mlp2(width={WIDTH})", **settings: Any) -> comity.Result:
+def run_method(text: str, model: str = f"mlp2(width={WIDTH})", **settings: Any) -> comity.Result:
     shape = IMAGE if model.startswith("fedbn") else SHAPE
     usual: dict[str, Any] = {"rounds": 3, "batch": 4, "lr": 0.1, "engine": "loop"}
     return comity.run(text, federation(SIZES, shape=shape), model=model, **(usual | settings))
 
 
 def traffic(result: comity.Result) -> dict[int, Counter[str]]:
-    """Bytes of each round by work and kind; evaluation and introductions left out."""
-    found: dict[int, Counter[str]] = {}
+    """Bytes of each round by party function and kind, without evaluations and party infos."""
+    by_round: dict[int, Counter[str]] = {}
     for row in result.ledger:
         if row.kind in ("up", "down", "peer"):
-            found.setdefault(row.round, Counter())[f"{row.call} {row.kind}"] += row.bytes
-    return found
+            by_round.setdefault(row.round, Counter())[f"{row.call} {row.kind}"] += row.bytes
+    return by_round
 
 
 def s_d(d: int, layers: tuple[int, ...]) -> int:
@@ -185,14 +185,14 @@ def s_d(d: int, layers: tuple[int, ...]) -> int:
 )  # fmt: skip
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -> None:
-    """D is still trained and sent, and discriminators are kept: nothing of it disturbs a party's
+    """D is still trained and sent, and past discriminators are kept: none of it changes a party's
     own training.
     """
     model = BATCHNORM
-    ours = ran(
+    ours = run_method(
         f"adcol(mu=0,hidden=8{',' if options else ''}{options})", model, participation=participation
     )
-    theirs = ran("solo", model, participation=participation)
+    theirs = run_method("solo", model, participation=participation)
     for name in theirs.job.info.names:
         assert same(ours.model(name).theta, theirs.model(name).theta), name
     figures = [
@@ -206,7 +206,7 @@ def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -
 # --- B.6: past discriminators
 
 
-def _played(
+def _play_rounds(
     participation: float, count: int = 9
 ) -> list[tuple[int, int, Params, Params, list[Params], list[Params]]]:
     """past=3: (round, party, weights before, weights after, discriminators the party got so far,
@@ -214,21 +214,23 @@ def _played(
     """
     adcol = Adcol(past=3, mu=3.0, hidden=HIDDEN)
     _, server, s = game(adcol, participation, server_training=Training(lr=0.5, batch=4, epochs=1))
-    rows, sent = [], []
-    got: dict[int, list[Params]] = {i: [] for i in server.info.parties}
+    rows, all_sent = [], []
+    received: dict[int, list[Params]] = {i: [] for i in server.info.parties}
     for t in range(1, count + 1):
         before, cohort = weights_of(server), server.sample(t)
-        sent.append(s.D)
+        all_sent.append(s.D)
         for i in cohort:
-            got[i].append(s.D)
+            received[i].append(s.D)
         s = rounds(adcol, server, s, 1, first=t)
-        rows += [(t, i, before[i], server.state(i).F, list(got[i]), list(sent)) for i in cohort]
+        rows += [
+            (t, i, before[i], server.state(i).F, list(received[i]), list(all_sent)) for i in cohort
+        ]
     return rows
 
 
 def _data(i: int) -> Samples:
-    made = samples(SIZES[i], SHAPE, CLASSES, seed=i + 1)
-    return Samples(made.x + 0.5 * i, made.y)
+    data = samples(SIZES[i], SHAPE, CLASSES, seed=i + 1)
+    return Samples(data.x + 0.5 * i, data.y)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -237,22 +239,23 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
     whatever rounds it missed.
     """
     checked, told_apart, missed = 0, 0.0, 0.0
-    for t, i, before, after, got, sent in _played(participation):
-        if len(got) < 4:
+    for t, i, before, after, received, all_sent in _play_rounds(participation):
+        if len(received) < 4:
             continue  # early rounds: below
-        latest = got[:-4:-1]
-        expected = descended(eq2(latest, 3.0), before, _data(i), party_key(i, t))
+        latest = received[:-4:-1]
+        expected = torch_sgd(eq2(latest, 3.0), before, _data(i), party_key(i, t))
         assert_near(after, expected)
         checked += 1
         told_apart = max(
             told_apart,
-            distance(expected, descended(eq2(latest[:1], 3.0), before, _data(i), party_key(i, t))),
+            distance(expected, torch_sgd(eq2(latest[:1], 3.0), before, _data(i), party_key(i, t))),
         )
-        if [id(D) for D in latest] != [id(D) for D in sent[:-4:-1]]:
+        if [id(D) for D in latest] != [id(D) for D in all_sent[:-4:-1]]:
             missed = max(
                 missed,
                 distance(
-                    expected, descended(eq2(sent[:-4:-1], 3.0), before, _data(i), party_key(i, t))
+                    expected,
+                    torch_sgd(eq2(all_sent[:-4:-1], 3.0), before, _data(i), party_key(i, t)),
                 ),
             )
     assert checked >= 4
@@ -264,20 +267,20 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
 def test_b6_the_first_trained_discriminator_received_stands_for_those_before_it(
     participation: float,
 ) -> None:
-    for t, i, before, after, got, sent in _played(participation, 4):
-        trained = [D for D in got if D is not sent[0]] or got
-        latest = [*trained[::-1], trained[0], trained[0]][:3]
-        assert_near(after, descended(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
+    for t, i, before, after, received, all_sent in _play_rounds(participation, 4):
+        trained_discs = [D for D in received if D is not all_sent[0]] or received
+        latest = [*trained_discs[::-1], trained_discs[0], trained_discs[0]][:3]
+        assert_near(after, torch_sgd(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
 
 
 def test_b6_eq18_early_rounds_repeat_the_discriminator_trained_in_round_1() -> None:
     """D^i is the discriminator trained in round max(1, t - i), so from round 2 on the random one
     plays no part.
     """
-    for t, i, before, after, _, sent in _played(1.0, 4):
-        if t > 1:  # sent[r] was trained in round r, sent[0] never
-            latest = [sent[max(1, t - k)] for k in (1, 2, 3)]
-            assert_near(after, descended(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
+    for t, i, before, after, _, all_sent in _play_rounds(1.0, 4):
+        if t > 1:  # all_sent[r] was trained in round r, all_sent[0] never
+            latest = [all_sent[max(1, t - k)] for k in (1, 2, 3)]
+            assert_near(after, torch_sgd(eq2(latest, 3.0), before, _data(i), party_key(i, t)))
 
 
 def test_b6_one_discriminator_is_the_standard_path_bit_for_bit() -> None:
@@ -295,33 +298,35 @@ def test_b6_one_discriminator_is_the_standard_path_bit_for_bit() -> None:
             disc.logits(D, z)
         )
 
-    mine, _ = worked(
+    state, _ = run_call(
         adcol.local(AdcolState(F_0, []), Game(D, {}), party_of(task, data, HOW, parties=4), Key(3))
     )
-    assert same(mine.F, fit(loss, F_0, data, Key(3), HOW).theta)
-    assert mine.past == []
+    assert same(state.F, fit(loss, F_0, data, Key(3), HOW).theta)
+    assert state.past == []
 
 
 def test_b6_parties_keep_n_d_minus_1_discriminators_the_newest_first() -> None:
     adcol = Adcol(past=3, hidden=HIDDEN)
     _, server, s = game(adcol)
-    sent = []
+    sent_discs = []
     for t in (1, 2, 3, 4):
-        sent.append(s.D)
+        sent_discs.append(s.D)
         s = rounds(adcol, server, s, 1, first=t)
     for i in server.info.parties:
-        kept = server.state(i).past
-        assert len(kept) == 2
-        assert same(kept[0], sent[3])
-        assert same(kept[1], sent[2])
+        past = server.state(i).past
+        assert len(past) == 2
+        assert same(past[0], sent_discs[3])
+        assert same(past[1], sent_discs[2])
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_b6_only_the_newest_discriminator_is_sent(participation: float) -> None:
-    one, three = (ran(f"adcol(past={n},hidden=7)", participation=participation) for n in (1, 3))
-    rows = [[r for r in run.ledger if r.kind != "eval"] for run in (one, three)]
+    single, three = (
+        run_method(f"adcol(past={n},hidden=7)", participation=participation) for n in (1, 3)
+    )
+    rows = [[r for r in run.ledger if r.kind != "eval"] for run in (single, three)]
     assert rows[0] == rows[1]
-    assert not same(one.model("p0").theta, three.model("p0").theta), "the option was on"
+    assert not same(single.model("p0").theta, three.model("p0").theta), "the option was on"
 
 
 # --- B.14: a fixed number of parties
@@ -340,12 +345,14 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
         assert len(cohort) == 3
         s = rounds(adcol, server, s, 1, first=t)
         first = {
-            i: descended(eq2([], mu), before[i], data[i], party_key(i, t)) for i in cohort
+            i: torch_sgd(eq2([], mu), before[i], data[i], party_key(i, t)) for i in cohort
         }  # i: CE only
         local, align = replies[-2:]
         assert list(local) == list(align) == cohort
         for i in cohort:  # ii: after the first phase
-            torch.testing.assert_close(local[i].z, encoded(first[i], data[i].x), rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                local[i].z, encoder_features(first[i], data[i].x), rtol=0, atol=1e-5
+            )
             assert payload(align[i]) == 0, "the second phase sends nothing"
         z = torch.cat([local[i].z for i in cohort])
         label = torch.cat(
@@ -354,8 +361,8 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
         fresh = adcol.discriminator(WIDTH, 3).init(server_key(t, "slots"))
         D = {k: fresh[k] if k.startswith("out.") else v for k, v in trunk.items()}
         assert D["out.weight"].shape == (3, HIDDEN)
-        D = descended(  # iii
-            lambda D, b: F.cross_entropy(judged(D, b.x), b.y),
+        D = torch_sgd(  # iii
+            lambda D, b: F.cross_entropy(disc_logits(D, b.x), b.y),
             D,
             Samples(z, label),
             server_key(t, "discriminator"),
@@ -366,13 +373,13 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
             if i not in cohort:
                 assert same(server.state(i).F, before[i]), "unselected parties are left alone"
                 continue
-            second = descended(
+            second = torch_sgd(
                 eq2([s.D], mu), first[i], data[i], party_key(i, t, "align")
             )  # iv and v
             assert_near(server.state(i).F, second)
             penalties.append(
                 distance(
-                    second, descended(eq2([], mu), first[i], data[i], party_key(i, t, "align"))
+                    second, torch_sgd(eq2([], mu), first[i], data[i], party_key(i, t, "align"))
                 )
             )
     assert max(penalties) > 1e-3, "the second phase has a penalty"
@@ -382,7 +389,7 @@ def test_b14_two_local_phases_in_the_ledger() -> None:
     """Exactly m = 2 of 4 send representations, then exactly they get D, with 2 outputs: 4 d sum n_i
     + m S_D.
     """
-    result = ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=4)
+    result = run_method("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=4)
     cohorts = set()
     for t in (1, 2, 3, 4):
         rows = [r for r in result.ledger if r.round == t and r.kind != "eval"]
@@ -399,56 +406,59 @@ def test_b14_two_local_phases_in_the_ledger() -> None:
 def test_b14_unselected_parties_in_a_run_keep_their_weights() -> None:
     """The same run, one round longer: whoever was not drawn in the last round deploys what it had."""
     shorter, longer = (
-        ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4)
+        run_method("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4)
     )
-    drawn = {r.src for r in longer.ledger if r.round == 4 and r.kind == "up"}
+    cohort = {r.src for r in longer.ledger if r.round == 4 and r.kind == "up"}
     for name in longer.job.info.names:
-        assert same(shorter.model(name).theta, longer.model(name).theta) == (name not in drawn)
+        assert same(shorter.model(name).theta, longer.model(name).theta) == (name not in cohort)
 
 
 def test_b14_a_phase_more_costs_steps() -> None:
     """3 rounds of 2 parties: each phase is one epoch, so twice as many steps as with slots=party."""
     once, twice = (
-        ran(f"adcol(slots={slots},hidden=7)", participation=0.5) for slots in ("party", "cohort")
+        run_method(f"adcol(slots={slots},hidden=7)", participation=0.5)
+        for slots in ("party", "cohort")
     )
     assert twice.summary["steps"] == 2 * once.summary["steps"] > 0
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_what_of_the_discriminator_lives_on(carry: Literal["trunk", "keep", "reinit"]) -> None:
-    """D is not trained here, so what is equal to the round before lived on."""
+def test_b14_which_layers_of_the_discriminator_are_carried_over(
+    carry: Literal["trunk", "keep", "reinit"],
+) -> None:
+    """D is not trained here, so layers equal to the round before were carried over."""
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN, disc_epochs=0)
     _, server, s = game(adcol, 0.5)
     assert s.D["out.weight"].shape == (4, HIDDEN)
-    seen = [s.D]
+    discs = [s.D]
     for t in (1, 2, 3):
         s = rounds(adcol, server, s, 1, first=t)
         assert s.D["out.weight"].shape == (2, HIDDEN)
-        seen.append(s.D)
+        discs.append(s.D)
     trunk = {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
     survivors = {"trunk": trunk, "keep": trunk | {"out.weight", "out.bias"}, "reinit": set()}[carry]
     for t in (1, 2, 3):
-        equal = {k for k in seen[t] if torch.equal(seen[t][k], seen[t - 1][k])}
+        equal = {k for k in discs[t] if torch.equal(discs[t][k], discs[t - 1][k])}
         assert equal == (survivors if t > 1 else survivors & trunk), (
             "four outputs become two before round 1's D is made"
         )
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_the_discriminator_that_lives_on_was_trained(
+def test_b14_the_carried_discriminator_was_trained(
     carry: Literal["trunk", "keep", "reinit"],
 ) -> None:
-    """One server step from what was carried: the trunk has moved since round 1, unless it is drawn
-    again each round.
+    """One server step from the carried weights: the trunk has changed since round 1, unless it is
+    drawn again each round.
     """
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN)
     _, server, s = game(adcol, 0.5)
-    begun = s.D
+    initial_D = s.D
     s1 = rounds(adcol, server, s, 1)
     s2 = rounds(adcol, server, s1, 1, first=2)
-    moved = (s2.D["fc1.weight"] - s1.D["fc1.weight"]).abs().max().item()
-    assert not torch.equal(s1.D["fc1.weight"], begun["fc1.weight"])
-    assert (0 < moved < 0.1) == (carry != "reinit")
+    change = (s2.D["fc1.weight"] - s1.D["fc1.weight"]).abs().max().item()
+    assert not torch.equal(s1.D["fc1.weight"], initial_D["fc1.weight"])
+    assert (0 < change < 0.1) == (carry != "reinit")
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
@@ -471,19 +481,19 @@ def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
     """
     adcol = Adcol(slots="cohort", hidden=HIDDEN)
     _, server, s = game(adcol)
-    function, asked = server.engine.run, []
+    function, calls = server.engine.run, []
 
     def without_party_1(
         call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[tuple[int, PartyResult]]:
-        asked.append((call.function, list(messages)))
+        calls.append((call.function, list(messages)))
         return function(
             call, {i: message for i, message in messages.items() if i != 1}, sealed_messages
         )
 
     server.engine.run = without_party_1
     s = rounds(adcol, server, s, 1)
-    assert asked == [("local", [0, 1, 2, 3]), ("align", [0, 2, 3])]
+    assert calls == [("local", [0, 1, 2, 3]), ("align", [0, 2, 3])]
     assert s.D["out.weight"].shape == (4, HIDDEN)
 
 
@@ -505,7 +515,7 @@ def test_b14_mu_0_is_two_plain_trainings(participation: float) -> None:
 
 def test_b14_past_discriminators_are_refused() -> None:
     with pytest.raises(comity.UsageError, match="past"):
-        ran("adcol(slots=cohort,past=2)")
+        run_method("adcol(slots=cohort,past=2)")
 
 
 # --- 5.1, B.6, B.12, B.15: the discriminator's architecture
@@ -538,7 +548,7 @@ def test_b6_layers_of_the_discriminator(disc: Literal["linear", "mlp", "deep", "
     assert task.bytes() == 4 * sum(math.prod(shape) for shape in expected.values())
     if disc != "conv":
         z = noise(9, 84)
-        torch.testing.assert_close(task.logits(D, z), judged(D, z), rtol=0, atol=1e-5)
+        torch.testing.assert_close(task.logits(D, z), disc_logits(D, z), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("disc", ["linear", "mlp", "deep", "conv"])
@@ -550,7 +560,7 @@ def test_b6_bytes_with_another_discriminator(disc: str) -> None:
         "deep": s_d(WIDTH, (6, 6, 6, 6, 4)),
         "conv": 4 * ((9 + 1) * 32 + (32 * 9 + 1) * 64 + (64 + 1) * 4),
     }
-    for t, charged in traffic(ran(f"adcol(disc={disc},hidden=6)")).items():
+    for t, charged in traffic(run_method(f"adcol(disc={disc},hidden=6)")).items():
         assert charged == {"local down": 4 * sizes[disc], "local up": 4 * WIDTH * sum(SIZES)}, t
 
 
@@ -620,17 +630,17 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
     theta = server.state(0).F
     after = rounds(adcol, server, s, 1).D
     union = Samples(
-        torch.cat([encoded(theta, d.x) for d in data]),
+        torch.cat([encoder_features(theta, d.x) for d in data]),
         torch.arange(4).repeat_interleave(torch.tensor(SIZES)),
     )
 
-    def named(D: Params, batch: Batch) -> Tensor:
-        return F.cross_entropy(judged(D, batch.x), batch.y)
+    def disc_loss(D: Params, batch: Batch) -> Tensor:
+        return F.cross_entropy(disc_logits(D, batch.x), batch.y)
 
     assert_near(
         after,
-        descended(
-            named,
+        torch_sgd(
+            disc_loss,
             s.D,
             union,
             server_key(1, "discriminator"),
@@ -642,7 +652,9 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
 
 def test_alg1_l7_passes_are_counted_as_the_servers_steps() -> None:
     """33 representations in batches of 4 are 9 steps a pass; three rounds."""
-    assert [ran(f"adcol(disc_epochs={e},hidden=7)").summary["server_steps"] for e in (0, 1, 2)] == [
+    assert [
+        run_method(f"adcol(disc_epochs={e},hidden=7)").summary["server_steps"] for e in (0, 1, 2)
+    ] == [
         0,
         27,
         54,
@@ -662,12 +674,14 @@ def test_b11_a_rate_of_1_is_no_sampling() -> None:
     )
     data, D = samples(13, SHAPE, CLASSES), adcol.discriminator(WIDTH, 2).init(Key(2))
     party = party_of(task, data, HOW, parties=2)
-    mine, reply = worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3)))
-    torch.testing.assert_close(reply.z, encoded(mine.F, data.x), rtol=0, atol=1e-6)
+    state, reply = run_call(
+        adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3))
+    )
+    torch.testing.assert_close(reply.z, encoder_features(state.F, data.x), rtol=0, atol=1e-6)
     plain, full, half = (
-        ran("adcol(hidden=7)"),
-        ran("adcol(hidden=7,sampling=1)"),
-        ran("adcol(hidden=7,sampling=0.5)"),
+        run_method("adcol(hidden=7)"),
+        run_method("adcol(hidden=7,sampling=1)"),
+        run_method("adcol(hidden=7,sampling=0.5)"),
     )
     assert same(plain.model("p0").theta, full.model("p0").theta)
     assert plain.metrics == full.metrics
@@ -694,13 +708,14 @@ def test_b10_average_weighted_by_sample_counts(
     adcol = Adcol(aggregate=aggregate, mu=mu, hidden=HIDDEN)
     data, server, s = game(adcol, participation)
     for t in (1, 2, 3):
-        before, sent, cohort = weights_of(server), s, server.sample(t)
+        before, sent_state, cohort = weights_of(server), s, server.sample(t)
         s = rounds(adcol, server, s, 1, first=t)
         for i in before:
             if i in cohort:
-                begin = {k: sent.shared[k] if k in names else v for k, v in before[i].items()}
+                begin = {k: sent_state.shared[k] if k in names else v for k, v in before[i].items()}
                 assert_near(
-                    server.state(i).F, descended(eq2([sent.D], mu), begin, data[i], party_key(i, t))
+                    server.state(i).F,
+                    torch_sgd(eq2([sent_state.D], mu), begin, data[i], party_key(i, t)),
                 )
             else:
                 assert same(server.state(i).F, before[i])
@@ -726,7 +741,7 @@ def test_b10_bytes(aggregate: str, participation: float) -> None:
     extra = {"none": 0, "predictor": 4 * 18, "model": 4 * 83}[aggregate]
     m = round(4 * participation)
     plain, result = (
-        traffic(ran(f"adcol(hidden=7,aggregate={a})", participation=participation))
+        traffic(run_method(f"adcol(hidden=7,aggregate={a})", participation=participation))
         for a in ("none", aggregate)
     )
     for t in (1, 2, 3):
@@ -741,7 +756,9 @@ def test_b10_bytes(aggregate: str, participation: float) -> None:
 def test_b10_predictor_of_two_layers_with_batchnorm_policies(bn: str, values: int) -> None:
     """A predictor 8 -> 2, BatchNorm, 2 -> 3; what the experiment keeps at home is not averaged."""
     plain, shared = (
-        traffic(ran(f"adcol(hidden=7,aggregate={a})", f"mlp2(width={WIDTH},projection=8)", bn=bn))
+        traffic(
+            run_method(f"adcol(hidden=7,aggregate={a})", f"mlp2(width={WIDTH},projection=8)", bn=bn)
+        )
         for a in ("none", "predictor")
     )
     for t in (1, 2, 3):
@@ -807,34 +824,37 @@ def test_a9_representations_as_the_last_epoch_made_them(
         z = task.features(theta, batch.x, train=True)
         if batch.number >= last:
             rows[batch.indices] = z.detach()
-        return F.cross_entropy(task.head(theta, z, train=True), batch.y) + divergence(judged(D, z))
+        return F.cross_entropy(task.head(theta, z, train=True), batch.y) + divergence(
+            disc_logits(D, z)
+        )
 
-    F_1 = descended(loss, F_0, data, Key(3), how)
+    F_1 = torch_sgd(loss, F_0, data, Key(3), how)
     afterwards = task.features(F_1, data.x)
-    (mine, reply), (plain, usual) = (
-        worked(
+    (state, reply), (plain, usual) = (
+        run_call(
             Adcol(hidden=HIDDEN, rep_mode=mode).local(
                 AdcolState(F_0, []), Game(D, {}), party, Key(3)
             )
         )
         for mode in ("last_epoch", "after")
     )
-    assert same(mine.F, plain.F), "training is the same"
-    assert_near(mine.F, F_1, 1e-8)
+    assert same(state.F, plain.F), "training is the same"
+    assert_near(state.F, F_1, 1e-8)
     torch.testing.assert_close(usual.z, afterwards, rtol=0, atol=1e-7)
-    seen = ~rows[:, 0].isnan()
-    assert int(seen.sum()) == n - (n % 5 < min_batch and n % 5 > 0)
-    torch.testing.assert_close(reply.z[seen], rows[seen], rtol=0, atol=1e-7)
-    assert (rows[seen] - afterwards[seen]).abs().max() > 0.01, "the two modes differ"
+    in_batch = ~rows[:, 0].isnan()
+    assert int(in_batch.sum()) == n - (n % 5 < min_batch and n % 5 > 0)
+    torch.testing.assert_close(reply.z[in_batch], rows[in_batch], rtol=0, atol=1e-7)
+    assert (rows[in_batch] - afterwards[in_batch]).abs().max() > 0.01, "the two modes differ"
     assert reply.z.shape == (n, task.width)
     assert reply.z.isfinite().all()
     if epochs == 1:  # a row that no batch held is the one after training
-        torch.testing.assert_close(reply.z[~seen], afterwards[~seen], rtol=0, atol=1e-7)
+        torch.testing.assert_close(reply.z[~in_batch], afterwards[~in_batch], rtol=0, atol=1e-7)
 
 
 def test_a9_bytes_and_sampling_are_the_same() -> None:
     runs = [
-        ran(f"adcol(hidden=7,sampling=0.4,rep_mode={mode})") for mode in ("after", "last_epoch")
+        run_method(f"adcol(hidden=7,sampling=0.4,rep_mode={mode})")
+        for mode in ("after", "last_epoch")
     ]
     assert traffic(runs[0]) == traffic(runs[1])
     assert traffic(runs[0])[1]["local up"] == 4 * WIDTH * (5 + 3 + 4 + 3)  # 0.4 of 11, 7, 9 and 6
@@ -852,7 +872,7 @@ def test_a9_a_partys_data_are_not_written_to() -> None:
     before, adcol = data.x.clone(), Adcol(rep_mode="last_epoch", hidden=HIDDEN)
     D = adcol.discriminator(6, 2).init(Key(2))
     with task.network.layer_stream(Key(4)):
-        worked(
+        run_call(
             adcol.local(
                 AdcolState(task.init(Key(1)), []),
                 Game(D, {}),
@@ -922,11 +942,11 @@ def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
     def cosine(p: Tensor, z: Tensor) -> Tensor:
         return (p * z).sum(1) / p.norm(dim=1) / z.norm(dim=1)
 
-    def stopped(a: Tensor) -> Tensor:
+    def with_stop(a: Tensor) -> Tensor:
         return -cosine(predictor(a), b).mean() / 2
 
-    def unstopped(a: Tensor) -> Tensor:
-        return stopped(a) - cosine(predictor(b), a).mean() / 2
+    def without_stop(a: Tensor) -> Tensor:
+        return with_stop(a) - cosine(predictor(b), a).mean() / 2
 
     def slope(function: Callable[[Tensor], Tensor]) -> Tensor:
         out, h = torch.zeros_like(a), 1e-6
@@ -940,10 +960,10 @@ def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
 
     free = a.clone().requires_grad_()
     value = simsiam(free, b, theta)
-    assert value.item() == pytest.approx(unstopped(a).item(), rel=1e-9)
+    assert value.item() == pytest.approx(without_stop(a).item(), rel=1e-9)
     (grad,) = torch.autograd.grad(value, free)
-    torch.testing.assert_close(grad, slope(stopped), rtol=0, atol=1e-7)
-    assert (grad - slope(unstopped)).abs().max() > 1e-3
+    torch.testing.assert_close(grad, slope(with_stop), rtol=0, atol=1e-7)
+    assert (grad - slope(without_stop)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("objective", SELF)
@@ -957,20 +977,22 @@ def test_future_work_replaces_the_cross_entropy_alone(
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
     task = adcol.supervision.task(party.task)
     theta, D = task.init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
-    z, other = (encoded(theta, x) for x in (data.x, augment_view(data.x, Key(0).fold("view", 0))))
+    z, other = (
+        encoder_features(theta, x) for x in (data.x, augment_view(data.x, Key(0).fold("view", 0)))
+    )
     expected = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
     assert abs(expected.item()) > 0.05
     judges, batch = Judges([D], None), batch_of(data)
     batch.draws = second_view(batch, BatchKey(0, batch.number), judges)
     value = adcol.eq2(task, theta, batch, judges)
     assert value.item() == pytest.approx(
-        (expected + 2.0 * divergence(judged(D, z))).item(), abs=1e-5
+        (expected + 2.0 * divergence(disc_logits(D, z))).item(), abs=1e-5
     )
 
 
 def test_future_work_simsiam_has_a_predictor_that_is_trained_and_stays_at_home() -> None:
     plain, ours = (
-        ran(f"adcol(hidden=7,objective={o})", "mlp2(width=16)") for o in ("ce", "simsiam")
+        run_method(f"adcol(hidden=7,objective={o})", "mlp2(width=16)") for o in ("ce", "simsiam")
     )
     theta = [ours.model(name).theta for name in ("p0", "p1")]
     for name, shape in (("simsiam.down", (8, 16)), ("simsiam.up", (16, 8))):
@@ -996,19 +1018,21 @@ def test_future_work_labels_do_not_reach_the_body(
     for shift in (0, 1):
         data = [samples(n, shape, CLASSES, seed=n) for n in (11, 8)]
         data = [Samples(d.x, (d.y * (1 + shift) + shift) % CLASSES) for d in data]
-        server, s = net_of(adcol, task, data, Training(lr=0.1, batch=4, min_batch=2))
+        server, s = server_of(adcol, task, data, Training(lr=0.1, batch=4, min_batch=2))
         begin = server.state(0).F
         s = rounds(adcol, server, s, 2)
         ends.append((s.D, weights_of(server)))
-    (D, one), (D_other, other) = ends
+    (D, models), (D_other, other_models) = ends
     assert same(D, D_other)
     for i in (0, 1):
-        for name in one[i]:
-            assert torch.equal(one[i][name], other[i][name]) == (
+        for name in models[i]:
+            assert torch.equal(models[i][name], other_models[i][name]) == (
                 name not in task.head_names or "~" in name
             ), name
-    moved = [k for k in begin if k not in task.head_names and not torch.equal(begin[k], one[0][k])]
-    assert "fc1.weight" in moved, "the body did learn"
+    changed_names = [
+        k for k in begin if k not in task.head_names and not torch.equal(begin[k], models[0][k])
+    ]
+    assert "fc1.weight" in changed_names, "the body did learn"
 
 
 @pytest.mark.parametrize("objective", SELF)
@@ -1024,28 +1048,28 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(
         adcol.supervision.task(party.task).init(Key(1)),
         adcol.discriminator(16, 3).init(Key(2)),
     )
-    mine, reply = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
+    state, reply = run_call(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
 
     def self_supervised(theta: Params, batch: Batch) -> Tensor:
         z, other = (
-            encoded(theta, x)
+            encoder_features(theta, x)
             for x in (batch.x, augment_view(batch.x, Key(3).fold("view", batch.number)))
         )
         value = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
-        return value + divergence(judged(D, z))
+        return value + divergence(disc_logits(D, z))
 
-    expected = descended(self_supervised, F_0, data, Key(3))
+    expected = torch_sgd(self_supervised, F_0, data, Key(3))
     assert torch.equal(expected["fc3.weight"], F_0["fc3.weight"])
     assert distance({"fc1.weight": F_0["fc1.weight"]}, expected) > 1e-3
-    z = encoded(expected, data.x)
+    z = encoder_features(expected, data.x)
 
     def probe(theta: Params, batch: Batch) -> Tensor:
-        return F.cross_entropy(predicted(theta, z[batch.indices]), batch.y)
+        return F.cross_entropy(predictor_logits(theta, z[batch.indices]), batch.y)
 
-    expected = descended(
+    expected = torch_sgd(
         probe, expected, data, Key(3).fold("probe"), only={"fc3.weight", "fc3.bias"}
     )
-    assert_near(mine.F, expected)
+    assert_near(state.F, expected)
     torch.testing.assert_close(reply.z, z, rtol=0, atol=1e-5)
 
 
@@ -1060,7 +1084,7 @@ def test_future_work_probe_leaves_the_bodys_running_statistics_alone() -> None:
         adcol.supervision.task(party.task).init(Key(1)),
         adcol.discriminator(task.width, 2).init(Key(2)),
     )
-    asked = party.fit(
+    request = party.fit(
         adcol.eq2,
         F_0,
         Key(3),
@@ -1068,10 +1092,10 @@ def test_future_work_probe_leaves_the_bodys_running_statistics_alone() -> None:
         task=adcol.supervision.task(party.task),
         draw=second_view,
     )
-    body = descent.train(asked).theta
-    mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
+    body = descent.train(request).theta
+    state, _ = run_call(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
     assert [
-        k for k in body if k not in task.head_names and not torch.equal(body[k], mine.F[k])
+        k for k in body if k not in task.head_names and not torch.equal(body[k], state.F[k])
     ] == []
 
 
@@ -1122,14 +1146,14 @@ def test_future_work_another_view_is_rolled_a_little_and_noisy() -> None:
     assert torch.equal(view, augment_view(x, Key(5)))
     assert not torch.equal(view, augment_view(x, Key(6)))
     rolls = [(dy, dx) for dy in range(-8, 8) for dx in range(-8, 8)]
-    found, left = [], []
-    for one, other in zip(x, view, strict=True):
-        misses = torch.stack([(other - one.roll(r, (1, 2))).square().mean() for r in rolls])
-        found.append(rolls[int(misses.argmin())])
-        left.append(misses.min().sqrt().item())
-    assert {abs(d) for r in found for d in r} == {0, 1, 2}
-    assert {r[0] for r in found} == {r[1] for r in found} == {-2, -1, 0, 1, 2}
-    assert sum(left) / len(left) == pytest.approx(0.1 * x.std().item(), rel=0.02)
+    best_rolls, residuals = [], []
+    for image, rolled in zip(x, view, strict=True):
+        misses = torch.stack([(rolled - image.roll(r, (1, 2))).square().mean() for r in rolls])
+        best_rolls.append(rolls[int(misses.argmin())])
+        residuals.append(misses.min().sqrt().item())
+    assert {abs(d) for r in best_rolls for d in r} == {0, 1, 2}
+    assert {r[0] for r in best_rolls} == {r[1] for r in best_rolls} == {-2, -1, 0, 1, 2}
+    assert sum(residuals) / len(residuals) == pytest.approx(0.1 * x.std().item(), rel=0.02)
 
 
 def test_future_work_another_view_of_rows_is_noise_alone() -> None:
@@ -1212,7 +1236,7 @@ def test_section5_projection_head_and_predictor(
 
 def test_b7_the_representation_that_is_sent_has_the_projections_width() -> None:
     """d = 12: 4 d n_i up, and a discriminator of 12 inputs down."""
-    for charged in traffic(ran("adcol(hidden=7)", "mlp2(width=5,projection=12)")).values():
+    for charged in traffic(run_method("adcol(hidden=7)", "mlp2(width=5,projection=12)")).values():
         assert charged == {"local up": 4 * 12 * sum(SIZES), "local down": 4 * s_d(12, (7, 7, 4))}
 
 
@@ -1226,4 +1250,4 @@ def test_b7_the_representation_that_is_sent_has_the_projections_width() -> None:
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: str) -> None:
     with pytest.raises(comity.UsageError, match=options.partition("=")[0]):
-        ran(f"adcol({options})")
+        run_method(f"adcol({options})")

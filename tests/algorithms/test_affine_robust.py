@@ -1,5 +1,5 @@
-"""FLRA: descent on the weights and ascent on the change of the inputs, in one step; a change that
-is too dear is FedAvg.
+"""FLRA: descent on the weights and ascent on the change of the inputs, in one step. With a large
+penalty on the change it is FedAvg.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from test_reductions import assert_same, ran
+from test_reductions import assert_same, run_method
 from torch import Tensor
-from toys import OneNumber, net_of, rounds
+from toys import OneNumber, rounds, server_of
 
 from comity.algorithms.affine_robust import CHANGE, OFFSET, AffineRobust
 from comity.core import Batch, LearningTask, Params, Samples, Training, UsageError
@@ -30,7 +30,7 @@ class Line(LearningTask):
 
 def at(*x: float) -> Samples:
     return Samples(
-        torch.tensor([[each] for each in x], dtype=torch.float64),
+        torch.tensor([[value] for value in x], dtype=torch.float64),
         torch.zeros(len(x), dtype=torch.int64),
     )
 
@@ -41,7 +41,7 @@ def test_fedrobust_two_steps_by_hand(shift: str) -> None:
     2.25.
     """
     algorithm = AffineRobust(lam=1.0, ascent_lr=0.05, shift=shift)  # type: ignore[arg-type]
-    server, s = net_of(
+    server, s = server_of(
         algorithm, Line(OneNumber(1.0), classes=1, cut="body"), [at(2.0)], FULL_BATCH
     )
     expected = [
@@ -65,32 +65,35 @@ def test_the_inner_maximum_is_found() -> None:
     """
     algorithm = AffineRobust(lam=3.0, ascent_lr=0.1)
     how = Training(lr=1e-12, batch=10, epochs=60)
-    server, s = net_of(algorithm, Line(OneNumber(0.5), classes=1, cut="body"), [at(1.0)], how)
+    server, s = server_of(algorithm, Line(OneNumber(0.5), classes=1, cut="body"), [at(1.0)], how)
     rounds(algorithm, server, s, 1)
     shift = server.state(0).shift
-    gap = -0.5 / (1 - 2 * 0.5**2 / (2 * 3.0))  # g = w((1 + D)x + δ) − 1 with both put in
+    gap = -0.5 / (1 - 2 * 0.5**2 / (2 * 3.0))  # g = w((1 + D)x + δ) − 1 with D and δ inserted
     assert shift[CHANGE].item() == pytest.approx(gap * 0.5 / 6, abs=1e-5)
     assert shift[OFFSET].item() == pytest.approx(gap * 0.5 / 6, abs=1e-5)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("model", ["mlp2", "batchnorm"])
-def test_too_dear_a_change_is_fedavg(model: str, participation: float) -> None:
-    """λ → ∞, to the bit."""
+def test_a_large_penalty_is_fedavg(model: str, participation: float) -> None:
+    """λ → ∞, bit for bit."""
     assert_same(
-        ran("affine-robust(lam=1e30)", model, participation), ran("fedavg", model, participation)
+        run_method("affine-robust(lam=1e30)", model, participation),
+        run_method("fedavg", model, participation),
     )
 
 
 @pytest.mark.parametrize("text", ["lam=0.1", "ascent_lr=0.01", "shift=full"])
 def test_no_option_is_without_effect(text: str) -> None:
     methods = ("affine-robust", f"affine-robust({text})")
-    usual, other = (ran(method, "mlp2", 1.0).model("p0").theta["fc1.weight"] for method in methods)
+    usual, other = (
+        run_method(method, "mlp2", 1.0).model("p0").theta["fc1.weight"] for method in methods
+    )
     assert not torch.equal(usual, other)
 
 
-def test_what_cannot_settle_is_refused() -> None:
+def test_settings_that_cannot_converge_are_refused() -> None:
     with pytest.raises(UsageError, match="at most 1/lam"):
-        ran("affine-robust(lam=10,ascent_lr=0.2)", "mlp2", 1.0)
+        run_method("affine-robust(lam=10,ascent_lr=0.2)", "mlp2", 1.0)
     with pytest.raises(UsageError, match="--optimizer sgd"):
-        ran("affine-robust", "mlp2", 1.0, optimizer="adam")
+        run_method("affine-robust", "mlp2", 1.0, optimizer="adam")

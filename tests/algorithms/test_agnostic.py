@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_reductions import ran
+from test_reductions import run_method
 from torch import Tensor
-from toys import OneNumber, assert_near, federation, net_of, rounds, rows, samples, task_of
+from toys import OneNumber, assert_near, federation, rounds, rows, samples, server_of, task_of
 
 import comity
 from comity.algorithms.afl import Afl
@@ -29,7 +29,7 @@ STEP = Training(lr=0.1, batch=1, epochs=1)
 
 @dataclass(frozen=True)
 class Bowl(LearningTask):
-    """f(w) = a/2 (w − b)², as a network whose answer is w: it can be judged without being trained."""
+    """f(w) = a/2 (w − b)², as a network whose answer is w: it can be evaluated without training."""
 
     def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
         return theta["body.w"].expand(len(x), 1)
@@ -71,11 +71,11 @@ def test_projection_onto_the_simplex(u: tuple[float, ...], nearest: tuple[float,
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12))
 def test_projection_is_the_nearest_point(u: list[float]) -> None:
     """Its optimality conditions: in the simplex, u − x equal where x > 0, and nowhere larger."""
-    given_ = numbers(*u)
-    x = onto_simplex(given_)
+    point = numbers(*u)
+    x = onto_simplex(point)
     assert x.min() >= 0
     assert x.sum().item() == pytest.approx(1, abs=1e-9)
-    apart = given_ - x
+    apart = point - x
     theta = apart[x > 0]
     torch.testing.assert_close(theta, theta[:1].expand_as(theta), rtol=0, atol=1e-9)
     assert (apart <= theta.max() + 1e-9).all()
@@ -97,7 +97,7 @@ def test_afl_two_rounds_by_hand() -> None:
     0.3·0.28 + 0.7·0.48 = 0.42.
     """
     algorithm = Afl(lam_lr=0.1)
-    server, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP)
+    server, s = server_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP)
     s = rounds(algorithm, server, s, 1)
     assert s.theta["body.w"].item() == pytest.approx(0.2)
     assert s.lam == pytest.approx([0.3, 0.7])
@@ -110,7 +110,7 @@ def test_afl_finds_the_minimax_point() -> None:
     point is 2.4.
     """
     algorithm = Afl(lam_lr=0.05)
-    server, s = net_of(algorithm, bowl(), [rows(1, 0), rows(4, 3)], STEP)
+    server, s = server_of(algorithm, bowl(), [rows(1, 0), rows(4, 3)], STEP)
     s = rounds(algorithm, server, s, 300)
     assert s.theta["body.w"].item() == pytest.approx(2, abs=0.01)
     assert s.lam == pytest.approx([2 / 3, 1 / 3], abs=0.01)
@@ -118,7 +118,7 @@ def test_afl_finds_the_minimax_point() -> None:
 
 def test_afl_forgets_a_party_that_is_never_the_worst() -> None:
     algorithm = Afl(lam_lr=10.0)
-    server, s = net_of(algorithm, bowl(), [rows(1, 0), rows(1, 9)], STEP)
+    server, s = server_of(algorithm, bowl(), [rows(1, 0), rows(1, 9)], STEP)
     s = rounds(algorithm, server, s, 2)
     assert s.lam == pytest.approx([0, 1])
     assert s.theta["body.w"].item() == pytest.approx(
@@ -126,11 +126,11 @@ def test_afl_forgets_a_party_that_is_never_the_worst() -> None:
     )  # a weight of 0 counts for nothing
 
 
-def test_afl_of_nobody_with_weight_leaves_the_model() -> None:
+def test_afl_without_a_weighted_party_keeps_the_model() -> None:
     algorithm = Afl(lam_lr=0.0)
-    server, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
-    heard = server.sample(1)[0]
-    s = Mixture(s.theta, [float(i != heard) for i in (0, 1)])
+    server, s = server_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
+    sampled = server.sample(1)[0]
+    s = Mixture(s.theta, [float(i != sampled) for i in (0, 1)])
     assert rounds(algorithm, server, s, 1).theta["body.w"].item() == 0
 
 
@@ -152,7 +152,10 @@ def test_one_party_is_fedavg(method: str) -> None:
 
 
 def test_afl_that_never_moves_lambda_is_fedavg() -> None:
-    child, parent = ran("afl(lam_lr=0,begin=samples)", "mlp2", 1.0), ran("fedavg", "mlp2", 1.0)
+    child, parent = (
+        run_method("afl(lam_lr=0,begin=samples)", "mlp2", 1.0),
+        run_method("fedavg", "mlp2", 1.0),
+    )
     assert_near(child.model("p0").theta, parent.model("p0").theta, atol=1e-6)
 
 
@@ -161,7 +164,7 @@ def test_afl_that_never_moves_lambda_is_fedavg() -> None:
 )
 def test_no_option_is_without_effect(text: str) -> None:
     usual, other = (
-        ran(method, "mlp2", 1.0).model("p0").theta["fc1.weight"]
+        run_method(method, "mlp2", 1.0).model("p0").theta["fc1.weight"]
         for method in (text.partition("(")[0], text)
     )
     assert not torch.equal(usual, other)
@@ -175,17 +178,17 @@ def test_drfa_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
     of the snapshot raise λ.
     """
     algorithm = Drfa(lam_lr=0.01)
-    server, s = net_of(algorithm, bowl(), [rows(1, 1, 4), rows(1, 3, 4)], STEP)
+    server, s = server_of(algorithm, bowl(), [rows(1, 1, 4), rows(1, 3, 4)], STEP)
     s = rounds(algorithm, server, Mixture(s.theta, [1.0, 0.0]), 1)
-    trained, again, judged = replies
-    assert trained.keys() == again.keys() == {0}  # drawn twice, trained twice
+    first_replies, second_replies, losses = replies
+    assert first_replies.keys() == second_replies.keys() == {0}  # drawn twice, trained twice
     assert s.theta["body.w"].item() == pytest.approx(1 - 0.9**4)
     snapshots = [1 - 0.9**t for t in (1, 2, 3, 4)]
-    at = trained[0].snapshot["body.w"].item()
-    assert min(abs(at - each) for each in snapshots) < 1e-9
-    assert again[0].snapshot["body.w"].item() == pytest.approx(at)
+    at = first_replies[0].snapshot["body.w"].item()
+    assert min(abs(at - snapshot) for snapshot in snapshots) < 1e-9
+    assert second_replies[0].snapshot["body.w"].item() == pytest.approx(at)
     v = numbers(0.5 * (at - 1) ** 2, 0.5 * (at - 3) ** 2)  # N/m = 1
-    assert [judged[i] for i in (0, 1)] == pytest.approx(v.tolist())
+    assert [losses[i] for i in (0, 1)] == pytest.approx(v.tolist())
     assert s.lam == pytest.approx(onto_simplex(numbers(1, 0) + 4 * 0.01 * v).tolist())
 
 
@@ -200,18 +203,18 @@ def test_drfa_judges_the_snapshot_also_where_parties_start_from_weights_of_their
         "init": "own",
     }
     job = comity.run("drfa", federation((9, 14)), **settings).job
-    *trained, judged = replies
-    sent = [reply.snapshot for each in trained for reply in each.values()]
-    w = {k: torch.stack([theta[k] for theta in sent]).mean(0) for k in sent[0]}
+    *training_calls, losses = replies
+    snapshots = [reply.snapshot for call in training_calls for reply in call.values()]
+    w = {k: torch.stack([theta[k] for theta in snapshots]).mean(0) for k in snapshots[0]}
     expected = {
         i: mean_loss(party.task, w, party.data.train) for i, party in enumerate(job.parties)
     }
-    assert judged == pytest.approx(expected, abs=1e-6)
+    assert losses == pytest.approx(expected, abs=1e-6)
 
 
 def test_drfa_draws_parties_by_lambda_and_snapshots_evenly(replies: list[dict[int, Any]]) -> None:
     algorithm = Drfa(lam_lr=0.0)
-    server, s = net_of(algorithm, bowl(), [rows(1, 1, 4)] * 2, STEP, participation=0.5)
+    server, s = server_of(algorithm, bowl(), [rows(1, 1, 4)] * 2, STEP, participation=0.5)
     parties, moments, n = Counter[int](), Counter[int](), 300
     for t in range(1, n + 1):
         rounds(algorithm, server, Mixture(s.theta, [0.75, 0.25]), 1, first=t)
@@ -229,12 +232,12 @@ def test_drfa_draws_parties_by_lambda_and_snapshots_evenly(replies: list[dict[in
     )
 
 
-def test_drfa_counts_half_the_judges_twice(replies: list[dict[int, Any]]) -> None:
+def test_drfa_scales_the_losses_of_a_sample_of_parties(replies: list[dict[int, Any]]) -> None:
     """v_i = (N/m) F_i for those asked, 0 for the others."""
     algorithm = Drfa(lam_lr=0.01)
-    server, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
+    server, s = server_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP, participation=0.5)
     after = rounds(algorithm, server, s, 1)
-    ((asked, loss),) = replies[-1].items()
+    ((evaluator, loss),) = replies[-1].items()
     v = torch.zeros(2, dtype=torch.float64)
-    v[asked] = 2 * loss
+    v[evaluator] = 2 * loss
     assert after.lam == pytest.approx(onto_simplex(numbers(*s.lam) + 0.01 * v).tolist())

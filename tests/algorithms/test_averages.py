@@ -1,4 +1,4 @@
-"""FedAvg, FedProx, FedBN, FedPer: what is averaged, by which weights, and what stays at home."""
+"""FedAvg, FedProx, FedBN, FedPer: what is averaged, by which weights, and what stays at the party."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from toys import federation, net_of, party_of, quadratic, rounds, rows, same, samples, task_of
+from toys import federation, party_of, quadratic, rounds, rows, same, samples, server_of, task_of
 
 import comity
 from comity.algorithms.fedavg import FedAvg
@@ -22,7 +22,7 @@ from comity.training.task import batchnorm_private
 
 pytestmark = pytest.mark.quick
 
-BN_NET, IMAGE = "fedbn-cnn(scale=0.03)", (1, 8, 8)
+BN_MODEL, IMAGE = "fedbn-cnn(scale=0.03)", (1, 8, 8)
 
 
 # --- FedAvg, Algorithm 1
@@ -46,9 +46,9 @@ def test_average_takes_whole_numbers_from_the_first_party() -> None:
         5: {"n~": torch.tensor(70), "w": torch.ones(1)},
         2: {"n~": torch.tensor(3), "w": torch.ones(1)},
     }
-    made = average(models, {5: 9, 2: 1})["n~"]
-    assert made.item() == 3
-    assert made.dtype == torch.int64
+    counter = average(models, {5: 9, 2: 1})["n~"]
+    assert counter.item() == 3
+    assert counter.dtype == torch.int64
 
 
 def test_alg1_weighted_average_by_hand() -> None:
@@ -56,7 +56,7 @@ def test_alg1_weighted_average_by_hand() -> None:
     * 0.7) / 4 = 0.475.
     """
     fedavg = FedAvg()
-    server, s = net_of(
+    server, s = server_of(
         fedavg, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=100, steps=1)
     )
     assert rounds(fedavg, server, s, 1)["body.w"].item() == pytest.approx(0.475)
@@ -66,7 +66,7 @@ def test_alg1_weights_are_those_of_the_cohort() -> None:
     """n_i / n_S, not n_i / n: with two of four parties the shares still add up to 1."""
     data = [rows(1, 10, count=1), rows(1, 20, count=2), rows(1, 30, count=3), rows(1, 40, count=4)]
     fedavg = FedAvg()
-    server, s = net_of(
+    server, s = server_of(
         fedavg, quadratic(), data, Training(lr=1.0, batch=100, steps=1), participation=0.5
     )
     i, j = server.sample(1)
@@ -86,13 +86,11 @@ def test_alg1_everybody_starts_from_the_same_weights() -> None:
 # --- FedProx, eq. 2
 
 
-def asked_by(method: FedProx, theta: Params, m: Model, party: Party) -> FitRequest[Any]:
-    """The one training that FedProx asks for when it begins at `theta`, wherever the received model
-    is.
-    """
-    asked = method.train_locally(theta, m, party, Key(0)).send(None)
-    assert isinstance(asked, FitRequest)
-    return asked
+def request_of(method: FedProx, theta: Params, m: Model, party: Party) -> FitRequest[Any]:
+    """FedProx's only fit request when it begins at `theta`, whatever the received model is."""
+    request = method.train_locally(theta, m, party, Key(0)).send(None)
+    assert isinstance(request, FitRequest)
+    return request
 
 
 @pytest.mark.parametrize("mu", [0.01, 1.0, 10.0])
@@ -101,13 +99,15 @@ def test_fedprox_eq2_gradient_is_mu_times_the_distance(mu: float) -> None:
     data = Samples(data.x.double(), data.y)
     w_t = {k: torch.full(shape, 0.1, dtype=torch.float64) for k, (shape, _) in task.shapes.items()}
     w = {k: v + 0.3 for k, v in w_t.items()}
-    asked = asked_by(FedProx(mu=mu), w, Model(w_t), party_of(task, data, Training(lr=1.0, batch=8)))
+    request = request_of(
+        FedProx(mu=mu), w, Model(w_t), party_of(task, data, Training(lr=1.0, batch=8))
+    )
     count = sum(v.numel() for v in w.values())
-    assert asked.pull is not None
-    gaps = sum((w[k] - to).square().sum().item() for k, to in asked.pull.to.items())
-    assert asked.pull.weight / 2 * gaps == pytest.approx(mu / 2 * 0.09 * count, rel=1e-4)
-    prox, plain = train(asked), train(replace(asked, pull=None))
-    assert asked.objective is plain_loss, "the pull is not a second time in the loss"
+    assert request.pull is not None
+    gaps = sum((w[k] - to).square().sum().item() for k, to in request.pull.to.items())
+    assert request.pull.weight / 2 * gaps == pytest.approx(mu / 2 * 0.09 * count, rel=1e-4)
+    prox, plain = train(request), train(replace(request, pull=None))
+    assert request.objective is plain_loss, "the pull is not a second time in the loss"
     for k in w:
         g = plain.theta[k] - prox.theta[k]  # a step of 1: what the pull adds to the gradient
         torch.testing.assert_close(g, torch.full_like(g, mu * 0.3), rtol=0, atol=mu * 1e-5)
@@ -118,36 +118,36 @@ def test_fedprox_eq2_by_hand() -> None:
     * 0.4 = 0.56.
     """
     fedprox = FedProx(mu=2.0)
-    server, s = net_of(fedprox, quadratic(), [rows(4, 1)], Training(lr=0.1, batch=100, steps=2))
+    server, s = server_of(fedprox, quadratic(), [rows(4, 1)], Training(lr=0.1, batch=100, steps=2))
     assert rounds(fedprox, server, s, 1)["body.w"].item() == pytest.approx(0.56)
 
 
 @pytest.mark.parametrize("policy", ["all", "params_only", "none"])
 def test_fedprox_eq2_holds_only_what_was_received_and_is_trained(policy: str) -> None:
-    """Moved by 1: running statistics (policy all), and whatever BatchNorm keeps at home; nothing is
-    pulled.
+    """The shifted values are running statistics (policy all) and BatchNorm values that stay at the
+    party: none of them is pulled.
     """
-    network = build(BN_NET, IMAGE, 3)
+    network = build(BN_MODEL, IMAGE, 3)
     task = LearningTask(network, 3, network.cut, batchnorm_private(network, policy))
     data, theta = samples(6, IMAGE, 3), task.init(Key(1))
     received = Model({k: v for k, v in theta.items() if k not in task.private})
 
-    moved = {k: v + 1.0 if k in task.private or "~" in k else v.clone() for k, v in theta.items()}
-    asked = asked_by(
-        FedProx(mu=5.0), moved, received, party_of(task, data, Training(lr=0.1, batch=6))
+    shifted = {k: v + 1.0 if k in task.private or "~" in k else v.clone() for k, v in theta.items()}
+    request = request_of(
+        FedProx(mu=5.0), shifted, received, party_of(task, data, Training(lr=0.1, batch=6))
     )
-    assert asked.pull is not None
-    assert asked.pull.to.keys() == {k for k in theta if k not in task.private and "~" not in k}
-    one_step = train(asked)
+    assert request.pull is not None
+    assert request.pull.to.keys() == {k for k in theta if k not in task.private and "~" not in k}
+    one_step = train(request)
     assert one_step.steps == 1
-    assert same(one_step.theta, train(replace(asked, pull=None)).theta)
+    assert same(one_step.theta, train(replace(request, pull=None)).theta)
 
 
 # --- FedBN, FedPer and the BatchNorm policies
 
 
 def _batchnorm(task: LearningTask) -> set[str]:
-    """By hand: FedBN's digit net has a BatchNorm after each of its first five layers."""
+    """By hand: FedBN's digit network has a BatchNorm after each of its first five layers."""
     layers = ("conv1", "conv2", "conv3", "fc1", "fc2")
     names = {
         f"{layer}.bn.{part}" for layer in layers for part in ("weight", "bias", "~mean", "~var")
@@ -156,7 +156,7 @@ def _batchnorm(task: LearningTask) -> set[str]:
     return names
 
 
-def _expected_home(case: str, task: LearningTask) -> set[str]:
+def _expected_private(case: str, task: LearningTask) -> set[str]:
     bn = _batchnorm(task)
     return {
         "fedavg/all": set(),
@@ -185,25 +185,33 @@ def test_section0_what_is_averaged_and_what_stays(case: str, replies: list[dict[
     method, policy = case.split("/")
     fed = federation((9, 14, 22), shape=IMAGE)
     result = comity.run(
-        method, fed, model=BN_NET, bn=policy, rounds=1, batch=4, lr=0.1, engine="loop"
+        method, fed, model=BN_MODEL, bn=policy, rounds=1, batch=4, lr=0.1, engine="loop"
     )
     task = result.job.info.task
-    home = _expected_home(case, task)
-    (sent,) = [call for call in replies if hasattr(call[0], "theta")]  # the others are evaluations
-    assert all(set(reply.theta) == set(task.shapes) - home for reply in sent.values())
+    private = _expected_private(case, task)
+    (training_replies,) = [
+        call for call in replies if hasattr(call[0], "theta")
+    ]  # the other calls are evaluations
+    assert all(
+        set(reply.theta) == set(task.shapes) - private for reply in training_replies.values()
+    )
     weights = (
-        dict.fromkeys(sent, 1 / 3) if method == "scaffold" else {0: 9 / 45, 1: 14 / 45, 2: 22 / 45}
+        dict.fromkeys(training_replies, 1 / 3)
+        if method == "scaffold"
+        else {0: 9 / 45, 1: 14 / 45, 2: 22 / 45}
     )
     deployed = [result.model(name).theta for name in fed.names]
     start = task.init(result.job.root.fold("init"))
     for name in task.shapes:
-        if name in home:
+        if name in private:
             assert not torch.equal(deployed[0][name], start[name]), (
                 f"{name} was not trained at home"
             )
             assert not torch.equal(deployed[0][name], deployed[1][name]), name
             continue
-        mean = sum(weight * sent[i].theta[name].double() for i, weight in weights.items())
+        mean = sum(
+            weight * training_replies[i].theta[name].double() for i, weight in weights.items()
+        )
         for theta in deployed:
             torch.testing.assert_close(theta[name].double(), mean, rtol=0, atol=1e-6)
 
@@ -243,7 +251,7 @@ def test_section0_num_batches_tracked_of_a_part_of_the_parties() -> None:
 
 
 def test_fedbn_knows_batchnorm_by_type_not_by_name(replies: list[dict[int, Any]]) -> None:
-    """A linear layer called `bn` is averaged; a BatchNorm called `linear` stays at home."""
+    """A linear layer called `bn` is averaged; a BatchNorm called `linear` stays at the party."""
 
     class Confusing(nn.Module):
         def __init__(self) -> None:
@@ -257,8 +265,8 @@ def test_fedbn_knows_batchnorm_by_type_not_by_name(replies: list[dict[int, Any]]
     with torch.random.fork_rng(devices=[]):
         pair = Confusing(), nn.Linear(5, 3)
     comity.run("fedbn", federation((8, 12)), model=pair, rounds=1, batch=4, engine="loop")
-    sent = next(call for call in replies if hasattr(call[0], "theta"))[0].theta
-    assert set(sent) == {"encoder.bn.weight", "encoder.bn.bias", "head.weight", "head.bias"}
+    sent_weights = next(call for call in replies if hasattr(call[0], "theta"))[0].theta
+    assert set(sent_weights) == {"encoder.bn.weight", "encoder.bn.bias", "head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize("cut", ["fc1", "fc2"])
@@ -268,9 +276,9 @@ def test_fedper_personal_layers_are_those_behind_the_cut(
     comity.run(
         "fedper", federation((8, 12)), model="mlp2(width=4)", cut=cut, rounds=1, engine="loop"
     )
-    sent = set(next(call for call in replies if hasattr(call[0], "theta"))[0].theta)
+    sent_names = set(next(call for call in replies if hasattr(call[0], "theta"))[0].theta)
     base = {"fc1.weight", "fc1.bias"} | ({"fc2.weight", "fc2.bias"} if cut == "fc2" else set())
-    assert sent == base
+    assert sent_names == base
 
 
 # --- a last batch of one
@@ -294,5 +302,5 @@ def test_fedper_personal_layers_are_those_behind_the_cut(
 def test_section0_batchnorm_never_meets_a_last_batch_of_one(method: str) -> None:
     """9 and 5 samples in batches of 4 leave one, and so do all 25 together: that batch is dropped."""
     fed = federation((9, 5, 11), shape=IMAGE)
-    result = comity.run(method, fed, model=BN_NET, rounds=1, batch=4, engine="loop")
+    result = comity.run(method, fed, model=BN_MODEL, rounds=1, batch=4, engine="loop")
     assert all(torch.isfinite(v).all() for v in result.model("p0").theta.values())

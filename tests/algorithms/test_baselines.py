@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import batch_of, federation, noise, party_of, samples, task_of, worked
+from toys import batch_of, federation, noise, party_of, run_call, samples, task_of
 
 import comity
 from comity.algorithms.ditto import Ditto, DittoState
@@ -50,7 +50,7 @@ def test_lg_fedavg_and_fedper_share_complementary_parts():
 
 
 @pytest.mark.parametrize("wrapper", ["dbe", "mr", "prbm"])
-def test_nothing_of_dbe_goes_around_a_method_without_a_shared_extractor(wrapper):
+def test_dbe_refuses_methods_without_a_shared_extractor(wrapper):
     with pytest.raises(comity.UsageError, match="keeps the extractor"):
         comity.run(f"lg-fedavg+{wrapper}", federation(SIZES), **SETTINGS)
 
@@ -62,7 +62,7 @@ def test_fedrep_alg1_head_first_then_body():
     heads = task.head_names
     how = Training(lr=0.1, batch=8)
     method = FedRep(head_epochs=1)
-    mine, reply = worked(
+    state, reply = run_call(
         method.local(
             keep(theta, heads), Model(drop(theta, heads)), party_of(task, data, how), Key(3)
         )
@@ -76,8 +76,8 @@ def test_fedrep_alg1_head_first_then_body():
 
     after_head = step(theta, heads)
     after_both = step(after_head, frozenset(theta.keys() - heads))
-    assert mine.keys() == heads
-    for k, v in (mine | reply.theta).items():
+    assert state.keys() == heads
+    for k, v in (state | reply.theta).items():
         assert torch.allclose(v, after_both[k], atol=1e-6)
 
 
@@ -108,9 +108,11 @@ def test_fd_with_distillation_is_not_solo():
 
 
 def two_parties() -> Bank:
-    one = Answers(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), torch.tensor([3, 1], dtype=torch.int32))
-    two = Answers(torch.tensor([[5.0, 2.0], [9.0, 9.0]]), torch.tensor([1, 0], dtype=torch.int32))
-    return Bank(2, {0: one, 1: two})
+    first = Answers(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), torch.tensor([3, 1], dtype=torch.int32))
+    second = Answers(
+        torch.tensor([[5.0, 2.0], [9.0, 9.0]]), torch.tensor([1, 0], dtype=torch.int32)
+    )
+    return Bank(2, {0: first, 1: second})
 
 
 def test_fd_pools_by_class_counts():
@@ -130,11 +132,13 @@ def test_fd_excluding_oneself_leaves_unseen_classes_out():
 def test_fd_eq1_by_hand():
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(7, (6,), 3)
     theta, batch = task.init(Key(1)), batch_of(data)
-    target, known = noise(3, 3), torch.tensor([True, False, True])
+    target, known_classes = noise(3, 3), torch.tensor([True, False, True])
     own = task.logits(theta, data.x)
-    mask = known[data.y].float()
+    mask = known_classes[data.y].float()
     for distance in ("mse", "ce"):
-        value = Fd(gamma=2.0, distance=distance).eq1(task, theta, batch, Teacher(target, known))
+        value = Fd(gamma=2.0, distance=distance).eq1(
+            task, theta, batch, Teacher(target, known_classes)
+        )
         t = target[data.y]
         gap = (
             (own - t).square().sum(1) / 3
@@ -170,9 +174,10 @@ def test_moon_eq3_is_log_2_in_a_partys_first_round():
 @pytest.mark.parametrize("settings", [{}, {"model": "fedbn-cnn(scale=0.05)", "shape": True}])
 def test_moon_mu_0_is_fedavg(settings):
     fed = federation(SIZES, shape=(1, 8, 8)) if settings else federation(SIZES)
-    chosen = SETTINGS | {"rounds": 3} | ({"model": settings["model"]} if settings else {})
+    run_settings = SETTINGS | {"rounds": 3} | ({"model": settings["model"]} if settings else {})
     ours, parent = (
-        comity.run(m, fed, **chosen | extra) for m, extra in (("moon", {"mu": 0}), ("fedavg", {}))
+        comity.run(m, fed, **run_settings | extra)
+        for m, extra in (("moon", {"mu": 0}), ("fedavg", {}))
     )
     a, b = ours.model(fed.names[0]).theta, parent.model(fed.names[0]).theta
     assert all(torch.equal(a[k], b[k]) for k in b)
@@ -198,7 +203,7 @@ def test_ditto_lambda_0_is_solo():
 
 
 def test_ditto_trains_the_global_model_as_fedavg():
-    sent = {
+    traffic = {
         m: [
             row
             for row in comity.run(m, federation(SIZES), **SETTINGS).ledger
@@ -206,7 +211,7 @@ def test_ditto_trains_the_global_model_as_fedavg():
         ]
         for m in ("ditto", "fedavg")
     }
-    assert sent["ditto"] == sent["fedavg"]
+    assert traffic["ditto"] == traffic["fedavg"]
 
 
 def test_ditto_step_by_hand():
@@ -215,17 +220,17 @@ def test_ditto_step_by_hand():
     w, v = task.init(Key(1)), task.init(Key(2))
     method = Ditto(lam=0.5)
     party = party_of(task, data, Training(lr=0.1, batch=8))
-    mine, _ = worked(method.local(DittoState({}, v), Model(w), party, Key(3)))
+    state, _ = run_call(method.local(DittoState({}, v), Model(w), party, Key(3)))
     free = {k: x.clone().requires_grad_() for k, x in v.items()}
     grads = torch.autograd.grad(
         F.cross_entropy(task.logits(free, data.x), data.y), list(free.values())
     )
     for (k, x), g in zip(v.items(), grads, strict=True):
-        assert torch.allclose(mine.v[k], x - 0.1 * (g + 0.5 * (x - w[k])), atol=1e-6)
+        assert torch.allclose(state.v[k], x - 0.1 * (g + 0.5 * (x - w[k])), atol=1e-6)
 
 
 def test_ditto_mr_leaves_the_personal_model_alone_at_lambda_0():
-    """MR is asked of shared parameters only (DBE 5.2.3): with no pull to w, v_i is SOLO whatever κ
+    """MR applies to shared parameters only (DBE 5.2.3): with no pull to w, v_i is SOLO whatever κ
     is.
     """
     ours, alone = weights("ditto(lam=0)+mr", kappa=50, rounds=3), weights("solo", rounds=3)

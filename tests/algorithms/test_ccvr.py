@@ -36,12 +36,12 @@ def rows_by_class(z: Tensor, y: Tensor, c: int) -> np.ndarray:
 
 def test_section4_a_partys_statistics_are_numpys() -> None:
     z, y = noise(40, 5) + 3, torch.arange(40) % 4
-    found = class_statistics(z, y, 4)
+    statistics = class_statistics(z, y, 4)
     for c in range(4):
         rows = rows_by_class(z, y, c)
-        assert found.counts[c] == len(rows)
-        np.testing.assert_allclose(found.means[c], rows.mean(0), rtol=1e-6)
-        np.testing.assert_allclose(found.covariances[c], np.cov(rows.T), atol=1e-6)
+        assert statistics.counts[c] == len(rows)
+        np.testing.assert_allclose(statistics.means[c], rows.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(statistics.covariances[c], np.cov(rows.T), atol=1e-6)
 
 
 def test_section4_pooled_statistics_are_those_of_all_samples_together() -> None:
@@ -49,17 +49,23 @@ def test_section4_pooled_statistics_are_those_of_all_samples_together() -> None:
     labels = [torch.arange(30) % 3, torch.arange(17) % 2, torch.tensor([0, 0, 1, 2, 3])]
     parts = [noise(len(y), 4, seed=k) + 10 * k for k, y in enumerate(labels)]
     replies = [class_statistics(z, y, 5) for z, y in zip(parts, labels, strict=True)]
-    found = pooled(replies, classes=5, width=4)
+    pooled_statistics = pooled(replies, classes=5, width=4)
     z, y = torch.cat(parts), torch.cat(labels)
-    assert found.counts.tolist() == torch.bincount(y, minlength=5).tolist()
+    assert pooled_statistics.counts.tolist() == torch.bincount(y, minlength=5).tolist()
     for c in range(3):
         rows = rows_by_class(z, y, c)
-        np.testing.assert_allclose(found.means[c], rows.mean(0), rtol=1e-6)
-        np.testing.assert_allclose(found.covariances[c], np.cov(rows.T), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.means[3], z[y == 3][0].double(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(found.covariances[3], torch.zeros(4, 4).double(), atol=1e-5, rtol=0)
-    assert not found.means[4].any()
-    assert not found.covariances[4].any()
+        np.testing.assert_allclose(pooled_statistics.means[c], rows.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(
+            pooled_statistics.covariances[c], np.cov(rows.T), rtol=1e-5, atol=1e-5
+        )
+    torch.testing.assert_close(
+        pooled_statistics.means[3], z[y == 3][0].double(), rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(
+        pooled_statistics.covariances[3], torch.zeros(4, 4).double(), atol=1e-5, rtol=0
+    )
+    assert not pooled_statistics.means[4].any()
+    assert not pooled_statistics.covariances[4].any()
 
 
 def test_a_square_root_gives_the_covariance_back_also_where_it_is_singular() -> None:
@@ -76,10 +82,10 @@ def test_algorithm1_virtual_features_have_each_class_own_mean_and_covariance() -
     gaussians = Gaussians(
         torch.tensor([5.0, 0.0, 2.0]), 10 * noise(3, 3, seed=1).double(), root @ root.mT
     )
-    drawn = Ccvr(virtual=20_000).virtual_features(gaussians, task, Key.root(3))
-    assert torch.bincount(drawn.y).tolist() == [20_000, 0, 20_000]  # nobody has class 1
+    virtual = Ccvr(virtual=20_000).virtual_features(gaussians, task, Key.root(3))
+    assert torch.bincount(virtual.y).tolist() == [20_000, 0, 20_000]  # nobody has class 1
     for c in (0, 2):
-        z = drawn.x[drawn.y == c].double()
+        z = virtual.x[virtual.y == c].double()
         torch.testing.assert_close(z.mean(0), gaussians.means[c], rtol=0, atol=0.08)
         torch.testing.assert_close(z.T.cov(), gaussians.covariances[c], rtol=0, atol=0.15)
 
@@ -87,12 +93,12 @@ def test_algorithm1_virtual_features_have_each_class_own_mean_and_covariance() -
 def fedavg_in_plain_torch(result: comity.Result) -> Params:
     theta, sizes = first(result), result.job.info.sizes
     for t in range(1, result.job.experiment.rounds + 1):
-        trained = [
+        local_weights = [
             Trainer(theta, SGD).train(stream(result, k, t, "local")) for k in range(len(sizes))
         ]
         weights = torch.tensor(sizes) / sum(sizes)
         theta = {
-            n: torch.einsum("k,k...->...", weights, torch.stack([w[n] for w in trained]))
+            n: torch.einsum("k,k...->...", weights, torch.stack([w[n] for w in local_weights]))
             for n in theta
         }
     return theta
@@ -138,7 +144,7 @@ def test_a_whole_run_is_that_of_plain_pytorch(engine: str) -> None:
 
 
 def test_without_calibration_epochs_it_is_fedavg() -> None:
-    """Bit for bit, although it has made an exchange of its own."""
+    """Bit for bit, although it makes additional calls."""
     fed = federation((9, 21, 14, 6))
     how = HOW | {"engine": "loop"}
     ours, theirs = (
@@ -212,12 +218,12 @@ def amounts() -> comity.Federation:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_do_is_refused(case: str) -> None:
+def test_unsupported_settings_are_refused(case: str) -> None:
     words, attempt = REFUSED[case]
     with pytest.raises(comity.UsageError, match=words):
         attempt()
 
 
 def test_it_runs_within_mr_which_leaves_the_head_alone() -> None:
-    wrapped, alone = run("ccvr+mr(kappa=0)"), run("ccvr")
-    assert_near(wrapped.model("p1").theta, alone.model("p1").theta, atol=0)
+    with_mr, alone = run("ccvr+mr(kappa=0)"), run("ccvr")
+    assert_near(with_mr.model("p1").theta, alone.model("p1").theta, atol=0)

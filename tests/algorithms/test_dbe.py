@@ -16,13 +16,13 @@ from toys import (
     batch_of,
     federation,
     fit,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -37,7 +37,9 @@ pytestmark = pytest.mark.quick
 SHAPE, CLASSES, K = (6,), 3, 5
 
 
-def biased(kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None) -> LearningTask:
+def biased_task(
+    kappa: float = 1.0, mu: float = 1.0, consensus: Tensor | None = None
+) -> LearningTask:
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu)
@@ -59,21 +61,21 @@ def regulariser(task: LearningTask, z: Tensor, scratch: dict[str, Tensor] | None
 def test_eq7_value_with_the_half_of_the_authors_code() -> None:
     """m = (1, 2, 3, 4, 5), consensus 0, K = 5: kappa * (1 + 4 + 9 + 16 + 25) / (2 * 5) = 5.5 kappa."""
     z = torch.tensor([[0.0, 1, 2, 3, 4], [2.0, 3, 4, 5, 6]])
-    assert regulariser(biased(kappa=3.0), z).item() == pytest.approx(16.5, rel=1e-5)
+    assert regulariser(biased_task(kappa=3.0), z).item() == pytest.approx(16.5, rel=1e-5)
 
 
 def test_eq7_gradient_with_mu_1() -> None:
     """d MR / d f(x_b)_k = (m_k - z_k) / (B K), the same for every sample of the batch."""
     B, consensus = 4, noise(K, seed=1)
     z = noise(B, K, seed=2).requires_grad_()
-    (grad,) = torch.autograd.grad(regulariser(biased(consensus=consensus), z), z)
+    (grad,) = torch.autograd.grad(regulariser(biased_task(consensus=consensus), z), z)
     expected = (z.detach().mean(0) - consensus) / (B * K)
     torch.testing.assert_close(grad, expected.expand(B, K), rtol=0, atol=1e-6)
 
 
 def test_eq7_gradient_vanishes_at_the_consensus() -> None:
     z = noise(4, K, seed=2).requires_grad_()
-    (grad,) = torch.autograd.grad(regulariser(biased(consensus=z.detach().mean(0)), z), z)
+    (grad,) = torch.autograd.grad(regulariser(biased_task(consensus=z.detach().mean(0)), z), z)
     assert grad.abs().max() < 1e-7
 
 
@@ -82,7 +84,7 @@ def test_eq7_running_mean_and_no_gradient_through_the_past() -> None:
     gradient.
     """
     B, mu, consensus = 4, 0.3, noise(K, seed=1)
-    task = biased(mu=mu, consensus=consensus)
+    task = biased_task(mu=mu, consensus=consensus)
     first, second = noise(B, K, seed=2).requires_grad_(), noise(B, K, seed=3).requires_grad_()
     scratch: dict[str, Tensor] = {}
     regulariser(task, first, scratch)
@@ -103,15 +105,15 @@ def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
     in the first.
     """
     kappa, mu, consensus = 7.0, 0.4, noise(K, seed=1)
-    task = biased(kappa, mu, consensus)
+    task = biased_task(kappa, mu, consensus)
     data = samples(12, SHAPE, CLASSES)
     theta = task.init(Key(1))
-    seen: list[tuple[Params, Tensor, Tensor, Tensor]] = []
+    first_batches: list[tuple[Params, Tensor, Tensor, Tensor]] = []
 
     def loss(theta: Params, batch: Batch) -> Tensor:
         value = task.loss(theta, batch)
         if batch.number == 0:
-            seen.append(
+            first_batches.append(
                 (
                     {k: v.detach().clone() for k, v in theta.items()},
                     batch.x,
@@ -123,8 +125,8 @@ def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
 
     for training in (0, 1):
         theta = fit(loss, theta, data, Key(training), Training(lr=0.01, batch=4)).theta
-    assert len(seen) == 2
-    for before, x, y, value in seen:
+    assert len(first_batches) == 2
+    for before, x, y, value in first_batches:
         z = task.features(before, x)
         ce = F.cross_entropy(task.head(before, z), y)
         expected = ce + kappa / 2 * (mu * z.mean(0) - consensus).square().mean()
@@ -136,7 +138,7 @@ def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
 
 def test_eq5_offset_before_a_linear_head_shifts_logits_by_a_constant() -> None:
     """h(z + p) = h(z) + W p."""
-    task, p, z = biased(), noise(K, seed=1), noise(7, K, seed=2)
+    task, p, z = biased_task(), noise(K, seed=1), noise(7, K, seed=2)
     theta = task.init(Key(1))
     assert theta[OFFSET].shape == (K,)
     assert not theta[OFFSET].any(), "offsets start at 0"
@@ -148,7 +150,7 @@ def test_eq5_offset_before_a_linear_head_shifts_logits_by_a_constant() -> None:
 
 def test_eq5_gradient_of_the_offset() -> None:
     """W^T sum_b dL/dlogits_b, where dL/dlogits_b = (softmax - onehot) / B."""
-    B, task, p = 4, biased(kappa=0.0), noise(K, seed=1)
+    B, task, p = 4, biased_task(kappa=0.0), noise(K, seed=1)
     data = samples(B, SHAPE, CLASSES)
     theta = task.init(Key(1)) | {OFFSET: p.requires_grad_()}
     (grad,) = torch.autograd.grad(task.loss(theta, batch_of(data)), p)
@@ -160,7 +162,7 @@ def test_eq5_gradient_of_the_offset() -> None:
 
 def test_eq5_regulariser_sees_z_without_the_offset() -> None:
     """MR is on z^g = f(x): an offset of 100 changes the cross-entropy alone."""
-    task, data = biased(kappa=50.0, consensus=noise(K, seed=1)), samples(4, SHAPE, CLASSES)
+    task, data = biased_task(kappa=50.0, consensus=noise(K, seed=1)), samples(4, SHAPE, CLASSES)
     theta = task.init(Key(1))
     far = theta | {OFFSET: torch.full((K,), 100.0)}
     extra = []
@@ -177,10 +179,10 @@ def test_table1_offset_element_counts_of_the_4_layer_cnn(cut: str, count: int) -
     task = task_of("cnn4", (3, 64, 64), 200)
     dbe = Dbe(host=FedAvg(), cut=cut)
     party = party_of(task, samples(1, (3, 64, 64), 1), Training())
-    wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
-    assert wrapped.task.init(Key(0))[OFFSET].numel() == count
-    assert wrapped.task.width == count
-    assert OFFSET in wrapped.task.private
+    wrapped_party = dbe.wrap_party(party, dbe.extra(Key(0), party))
+    assert wrapped_party.task.init(Key(0))[OFFSET].numel() == count
+    assert wrapped_party.task.width == count
+    assert OFFSET in wrapped_party.task.private
 
 
 def test_table1_offset_at_an_inner_cut_is_added_there() -> None:
@@ -188,9 +190,9 @@ def test_table1_offset_at_an_inner_cut_is_added_there() -> None:
     task = task_of("cnn4(width=16)", (1, 16, 16), CLASSES)
     party = party_of(task, samples(3, (1, 16, 16), CLASSES), Training())
     dbe = Dbe(host=FedAvg(), cut="conv1")
-    wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
+    wrapped_task = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
     p = noise(32, 6, 6, seed=3)
-    theta = wrapped.init(Key(1)) | {OFFSET: p}
+    theta = wrapped_task.init(Key(1)) | {OFFSET: p}
     x = party.data.train.x
     inner = F.max_pool2d(F.relu(F.conv2d(x, theta["conv1.weight"], theta["conv1.bias"])), 2) + p
     inner = F.max_pool2d(
@@ -198,7 +200,7 @@ def test_table1_offset_at_an_inner_cut_is_added_there() -> None:
     ).flatten(1)
     inner = F.relu(inner @ theta["fc1.weight"].T + theta["fc1.bias"])
     expected = inner @ theta["fc2.weight"].T + theta["fc2.bias"]
-    torch.testing.assert_close(wrapped.logits(theta, x), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(wrapped_task.logits(theta, x), expected, rtol=0, atol=1e-5)
 
 
 # --- Algorithm 1
@@ -211,7 +213,7 @@ def test_alg1_consensus_is_the_weighted_mean_of_exact_means() -> None:
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = [samples(9, SHAPE, CLASSES, seed=1), samples(3, SHAPE, CLASSES, seed=2)]
     dbe = Dbe(host=FedAvg())
-    server, _ = net_of(dbe, task, data, Training(lr=0.0, batch=2))
+    server, _ = server_of(dbe, task, data, Training(lr=0.0, batch=2))
     theta = task.init(Key.root(0).fold("init"))
     means = [task.features(theta, d.x).mean(0) for d in data]
     for i in (0, 1):
@@ -227,7 +229,7 @@ def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = samples(9, SHAPE, CLASSES, seed=1)
     dbe = Dbe(host=FedAvg(), kappa=1000.0)
-    server, s = net_of(dbe, task, [data], Training(lr=0.3, batch=100, epochs=4))
+    server, s = server_of(dbe, task, [data], Training(lr=0.3, batch=100, epochs=4))
     theta = task.init(Key.root(0).fold("init"))
     assert all(torch.equal(s.host[k], v) for k, v in theta.items())
     assert not server.state(0).host[OFFSET].any()
@@ -246,11 +248,11 @@ def test_alg1_an_unselected_party_keeps_its_offset(host: str) -> None:
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = compose(f"{host}+dbe")
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(4)]
-    server, s = net_of(dbe, task, data, Training(lr=0.1), participation=0.5)
+    server, s = server_of(dbe, task, data, Training(lr=0.1), participation=0.5)
 
     def offsets() -> list[Tensor]:
-        mine = [server.state(i).host for i in range(4)]
-        return [(m if isinstance(m, dict) else m.private)[OFFSET].clone() for m in mine]
+        states = [server.state(i).host for i in range(4)]
+        return [(m if isinstance(m, dict) else m.private)[OFFSET].clone() for m in states]
 
     before = offsets()
     for t in (1, 2, 3):
@@ -290,7 +292,7 @@ def test_alg1_identical_parties_behave_as_one() -> None:
     ends = []
     for parties in (1, 3):
         dbe = Dbe(host=FedAvg(), kappa=2.0, mu=0.5)
-        server, s = net_of(dbe, task, [data] * parties, how)
+        server, s = server_of(dbe, task, [data] * parties, how)
         s = rounds(dbe, server, s, 3)
         ends.append((s.host, [server.state(i).host[OFFSET] for i in range(parties)]))
     (alone, (offset,)), (together, offsets) = ends
@@ -312,10 +314,12 @@ def test_table4_fedprox_holds_the_shared_weights_only() -> None:
     for mu in (0.0, 10.0):
         dbe: Any = compose("fedprox+dbe", {"fedprox.mu": mu, "kappa": 0.0})
         party = party_of(task, data, Training(lr=1.0, batch=4))
-        wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
+        wrapped_party = dbe.wrap_party(party, dbe.extra(Key(0), party))
         w_t = {k: v.double() for k, v in task.init(Key(1)).items()}
-        w = {k: v.double() + 0.5 for k, v in wrapped.task.init(Key(1)).items()}
-        stepped = worked(dbe.host.train_locally(w, dbe.host.message_for(w_t, 0), wrapped, Key(2)))
+        w = {k: v.double() + 0.5 for k, v in wrapped_party.task.init(Key(1)).items()}
+        stepped = run_call(
+            dbe.host.train_locally(w, dbe.host.message_for(w_t, 0), wrapped_party, Key(2))
+        )
         grads.append({k: w[k] - stepped[k] for k in w})  # by a step of 1
     plain, prox = grads
     torch.testing.assert_close(prox[OFFSET], plain[OFFSET], rtol=0, atol=1e-6)
@@ -323,7 +327,7 @@ def test_table4_fedprox_holds_the_shared_weights_only() -> None:
         torch.testing.assert_close(prox[name], plain[name] + 5.0, rtol=0, atol=1e-5)
 
 
-def test_table2_prbm_makes_no_exchange_of_its_own_and_mr_has_no_offset() -> None:
+def test_table2_prbm_makes_no_additional_call_and_mr_has_no_offset() -> None:
     fed = federation((9, 5))
     prbm = comity.run("fedavg+prbm", fed, model="mlp2(width=5)", rounds=1, engine="loop")
     assert not [row for row in prbm.ledger if row.round == 0 and row.kind in ("up", "down")]
@@ -337,7 +341,7 @@ def test_table2_prbm_makes_no_exchange_of_its_own_and_mr_has_no_offset() -> None
     "text",
     ["solo+dbe", "adcol+dbe", "centralized+mr", "fedper+dbe", "fedper+prbm", "fedavg+dbe+mr"],
 )
-def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
+def test_unsupported_hosts_are_refused(text: str) -> None:
     with pytest.raises(comity.UsageError):
         compose(text)
 
@@ -369,7 +373,7 @@ def test_table3_parties_draw_different_noise_on_what_they_upload() -> None:
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = samples(6, SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), noise_s=1.0, noise_q=1.0)  # noise alone
-    server, s = net_of(dbe, task, [data, data], Training(lr=0.0))
+    server, s = server_of(dbe, task, [data, data], Training(lr=0.0))
     server.begin(0)
     replies = server.call(dbe.mean, {i: dbe.message_for(s, i) for i in (0, 1)})
     assert not torch.equal(replies[0].z, replies[1].z)
@@ -378,15 +382,15 @@ def test_table3_parties_draw_different_noise_on_what_they_upload() -> None:
 
 
 def test_frozen_offset_stays_at_zero_and_gets_no_gradient() -> None:
-    task = biased(kappa=0.0)
+    task = biased_task(kappa=0.0)
     assert isinstance(task, Biased)
     frozen = replace(task, frozen=True)
-    done = fit(
+    result = fit(
         frozen.loss,
         frozen.init(Key(1)),
         samples(9, SHAPE, CLASSES),
         Key(2),
         Training(lr=0.5, momentum=0.9, epochs=3),
     )
-    assert not done.theta[OFFSET].any()
-    assert MEAN not in done.theta
+    assert not result.theta[OFFSET].any()
+    assert MEAN not in result.theta

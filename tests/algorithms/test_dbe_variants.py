@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import federation, net_of, noise, party_of, rounds, samples, task_of
+from toys import federation, noise, party_of, rounds, samples, server_of, task_of
 
 import comity
 from comity.algorithms import compose
@@ -33,15 +33,15 @@ IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
 ROOT = Key.root(0)
 
 
-def biased(consensus: Tensor, **options: Any) -> Biased:
+def biased_task(consensus: Tensor, **options: Any) -> Biased:
     """A linear head behind a representation of 5 values, with DBE's offset and regulariser."""
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), **({"kappa": 1.0} | options))
-    wrapped = dbe.wrap_party(
+    wrapped_task = dbe.wrap_party(
         party_of(task, samples(4, SHAPE, CLASSES), Training()), Mean(consensus)
     ).task
-    assert isinstance(wrapped, Biased)
-    return wrapped
+    assert isinstance(wrapped_task, Biased)
+    return wrapped_task
 
 
 def batch_number(b: int, scratch: dict[str, Tensor]) -> Batch:
@@ -50,7 +50,7 @@ def batch_number(b: int, scratch: dict[str, Tensor]) -> Batch:
     )
 
 
-def descended(
+def torch_sgd(
     loss: Callable[[Params, Batch], Tensor], theta: Params, data: Samples, key: Key, how: Training
 ) -> Params:
     """torch.optim.SGD over the batches that this key gives."""
@@ -74,7 +74,7 @@ def test_eq8_without_the_half_the_regulariser_is_exactly_twice_as_large() -> Non
     values, grads = [], []
     for half in (True, False):
         z = noise(B, K, seed=2).requires_grad_()
-        value = biased(consensus, half=half).regulariser(z, batch_number(0, {}))
+        value = biased_task(consensus, half=half).regulariser(z, batch_number(0, {}))
         values.append(value.detach())
         grads.append(torch.autograd.grad(value, z)[0])
     assert torch.equal(values[1], 2 * values[0])
@@ -85,7 +85,7 @@ def test_eq8_without_the_half_the_regulariser_is_exactly_twice_as_large() -> Non
 def test_eq8_as_printed_is_the_mean_squared_error() -> None:
     """m = (1, 2, 3, 4, 5), consensus 0: kappa * (1 + 4 + 9 + 16 + 25) / 5 = 11 kappa."""
     z = torch.tensor([[0.0, 1, 2, 3, 4], [2.0, 3, 4, 5, 6]])
-    task = biased(torch.zeros(K), half=False, kappa=3.0)
+    task = biased_task(torch.zeros(K), half=False, kappa=3.0)
     theta, batch = task.init(Key(1)), batch_number(0, {})
     extra = task.objective(theta, z, replace(batch, y=batch.y[:2])) - F.cross_entropy(
         task.head(theta, z), batch.y[:2]
@@ -94,7 +94,7 @@ def test_eq8_as_printed_is_the_mean_squared_error() -> None:
 
 
 @cache
-def ran(text: str, model: str = f"mlp2(width={K})", **settings: Any) -> comity.Result:
+def run_method(text: str, model: str = f"mlp2(width={K})", **settings: Any) -> comity.Result:
     shape = IMAGE if model == BATCHNORM else SHAPE
     usual: dict[str, Any] = {"rounds": 2, "batch": 4, "lr": 0.05, "engine": "loop"}
     return comity.run(
@@ -102,9 +102,9 @@ def ran(text: str, model: str = f"mlp2(width={K})", **settings: Any) -> comity.R
     )
 
 
-def same(one: comity.Result, other: comity.Result) -> bool:
+def same(first: comity.Result, second: comity.Result) -> bool:
     """Whether all parties would deploy the same weights, bit for bit."""
-    pairs = [(one.model(name).theta, other.model(name).theta) for name in one.job.info.names]
+    pairs = [(first.model(name).theta, second.model(name).theta) for name in first.job.info.names]
     return all(a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in pairs)
 
 
@@ -114,11 +114,11 @@ def test_eq8_half_of_kappa_8_is_whole_of_kappa_4(wrapper: str) -> None:
     not.
     """
     halved, printed = (
-        ran(f"fedavg+{wrapper}(kappa=8)"),
-        ran(f"fedavg+{wrapper}(kappa=4,half=false)"),
+        run_method(f"fedavg+{wrapper}(kappa=8)"),
+        run_method(f"fedavg+{wrapper}(kappa=4,half=false)"),
     )
     assert same(halved, printed)
-    assert not same(halved, ran(f"fedavg+{wrapper}(kappa=8,half=false)"))
+    assert not same(halved, run_method(f"fedavg+{wrapper}(kappa=8,half=false)"))
 
 
 # --- spec B4: the running mean's bias
@@ -130,7 +130,7 @@ def test_eq9_debiased_running_mean_by_hand() -> None:
     """
     mu, consensus = 0.3, noise(K, seed=9)
     scratch: dict[str, Any] = {}
-    task = biased(consensus, mu=mu, ema_debias=True)
+    task = biased_task(consensus, mu=mu, ema_debias=True)
     means = []
     for b in range(1, 6):
         z = (noise(B, K, seed=b) + b).requires_grad_()
@@ -154,7 +154,7 @@ def test_eq9_batches_with_one_mean(debias: bool) -> None:
     """
     c = noise(K, seed=3)
     scratch: dict[str, Any] = {}
-    task = biased(torch.zeros(K), mu=0.3, ema_debias=debias)
+    task = biased_task(torch.zeros(K), mu=0.3, ema_debias=debias)
     for b in range(1, 5):
         value = task.regulariser(c.expand(B, K), batch_number(b - 1, scratch)).item()
         factor = 1.0 if debias else 1 - 0.7**b
@@ -170,7 +170,7 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
     kappa, mu, how = 4.0, 0.3, Training(lr=0.1, batch=4, epochs=2)
     task, data = task_of(f"mlp2(width={K})", SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
     dbe = Dbe(host=FedAvg(), kappa=kappa, mu=mu, half=half, ema_debias=debias)
-    server, s = net_of(dbe, task, [data], how)
+    server, s = server_of(dbe, task, [data], how)
     consensus = s.extra.z
     m, b = torch.zeros(K), 0
 
@@ -185,7 +185,7 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
         mse = (used - consensus).square().mean()
         return F.cross_entropy(logits, batch.y) + kappa * (mse / 2 if half else mse)
 
-    expected = descended(
+    expected = torch_sgd(
         loss, s.host | {OFFSET: torch.zeros(K)}, data, ROOT.fold("party", 0, 1, "local", 0), how
     )
     s = rounds(dbe, server, s, 1)
@@ -199,8 +199,10 @@ def test_alg1_l10_a_local_training_by_hand(debias: bool, half: bool) -> None:
 
 
 def test_eq9_with_mu_1_there_is_no_bias() -> None:
-    assert same(ran("fedavg+dbe(mu=1)"), ran("fedavg+dbe(mu=1,ema_debias=true)"))
-    assert not same(ran("fedavg+dbe(mu=0.3)"), ran("fedavg+dbe(mu=0.3,ema_debias=true)"))
+    assert same(run_method("fedavg+dbe(mu=1)"), run_method("fedavg+dbe(mu=1,ema_debias=true)"))
+    assert not same(
+        run_method("fedavg+dbe(mu=0.3)"), run_method("fedavg+dbe(mu=0.3,ema_debias=true)")
+    )
 
 
 def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
@@ -208,7 +210,7 @@ def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
     it by.
     """
     try:
-        result = ran("fedavg+dbe(mu=0,ema_debias=true)")
+        result = run_method("fedavg+dbe(mu=0,ema_debias=true)")
     except comity.UsageError:
         return
     assert all(v.isfinite().all() for v in result.model("p0").theta.values())
@@ -217,16 +219,18 @@ def test_eq9_debiasing_with_mu_0_is_refused_or_finite() -> None:
 # --- spec B1 and B5: the first mean
 
 
-def reported(
+def reported_mean(
     model: str, data: Samples, how: Training, shape: tuple[int, ...] = SHAPE, **options: Any
 ) -> Tensor:
     """The consensus of a single party is what it reported."""
     dbe = Dbe(host=FedAvg(), **options)
-    server, _ = net_of(dbe, task_of(model, shape, CLASSES), [data], how)
+    server, _ = server_of(dbe, task_of(model, shape, CLASSES), [data], how)
     return server.state(0).extra.z
 
 
-def watched(task: LearningTask, data: Samples, how: Training) -> tuple[list[Tensor], Params]:
+def train_and_record_means(
+    task: LearningTask, data: Samples, how: Training
+) -> tuple[list[Tensor], Params]:
     """Means of the training-mode representations, batch by batch at the weights of the moment, and
     the weights afterwards.
     """
@@ -237,7 +241,7 @@ def watched(task: LearningTask, data: Samples, how: Training) -> tuple[list[Tens
         means.append(z.detach().mean(0))
         return F.cross_entropy(task.head(theta, z, train=True), batch.y)
 
-    return means, descended(
+    return means, torch_sgd(
         loss, task.init(ROOT.fold("init")), data, ROOT.fold("party", 0, 0, "mean", 0), how
     )
 
@@ -252,24 +256,22 @@ def gentle(model: str) -> Training:
 @pytest.mark.parametrize("mu", [1.0, 0.3])
 @pytest.mark.parametrize("epochs", [1, 2])
 @pytest.mark.parametrize(("model", "shape"), [(f"mlp2(width={K})", SHAPE), (BATCHNORM, IMAGE)])
-def test_alg1_l2_mean_as_it_ran_along(
-    model: str, shape: tuple[int, ...], epochs: int, mu: float
-) -> None:
+def test_alg1_l2_running_mean(model: str, shape: tuple[int, ...], epochs: int, mu: float) -> None:
     """z <- (1 - mu) z + mu mean_batch f(x), from 0, over the training before round 1; with mu = 1
     the last batch's mean.
     """
     task, data = task_of(model, shape, CLASSES), samples(18, shape, CLASSES)
     how = gentle(model)
-    means, theta = watched(task, data, replace(how, epochs=epochs))
+    means, theta = train_and_record_means(task, data, replace(how, epochs=epochs))
     z = torch.zeros_like(means[0])
     for mean in means:
         z = (1 - mu) * z + mu * mean
     assert len(means) == 4 * epochs
-    ours = reported(model, data, how, shape, init_mean="ema", init_epochs=epochs, mu=mu)
+    ours = reported_mean(model, data, how, shape, init_mean="ema", init_epochs=epochs, mu=mu)
     torch.testing.assert_close(ours, z, rtol=0, atol=5e-4)
     if mu == 1:
         torch.testing.assert_close(ours, means[-1], rtol=0, atol=5e-4)
-    exact = reported(model, data, how, shape, init_epochs=epochs, mu=mu)
+    exact = reported_mean(model, data, how, shape, init_epochs=epochs, mu=mu)
     torch.testing.assert_close(exact, task.features(theta, data.x).mean(0), rtol=0, atol=5e-4)
     assert (ours - exact).abs().max() > 0.005, "the two are not the same"
 
@@ -287,12 +289,14 @@ def test_alg1_l2_mean_of_all_batches_alike(
     """
     task, data = task_of(model, shape, CLASSES), samples(18, shape, CLASSES)
     how = gentle(model)
-    means, _ = watched(task, data, replace(how, epochs=epochs))
+    means, _ = train_and_record_means(task, data, replace(how, epochs=epochs))
     assert len(means) == 4 * epochs
-    ours = reported(model, data, how, shape, init_mean="batch", init_epochs=epochs, mu=mu)
+    ours = reported_mean(model, data, how, shape, init_mean="batch", init_epochs=epochs, mu=mu)
     torch.testing.assert_close(ours, torch.stack(means).mean(0), rtol=0, atol=5e-4)
     for other in ("exact", "ema"):
-        apart = ours - reported(model, data, how, shape, init_mean=other, init_epochs=epochs, mu=mu)
+        apart = ours - reported_mean(
+            model, data, how, shape, init_mean=other, init_epochs=epochs, mu=mu
+        )
         assert apart.abs().max() > 0.002, other
 
 
@@ -301,9 +305,9 @@ def test_alg1_l2_without_training_and_batchnorm_all_batches_alike_is_exact() -> 
     means is the mean.
     """
     model, data, how = f"mlp2(width={K})", samples(20, SHAPE, CLASSES), Training(lr=0.0, batch=5)
-    exact = reported(model, data, how, init_mean="exact")
+    exact = reported_mean(model, data, how, init_mean="exact")
     torch.testing.assert_close(
-        reported(model, data, how, init_mean="batch"), exact, rtol=0, atol=1e-6
+        reported_mean(model, data, how, init_mean="batch"), exact, rtol=0, atol=1e-6
     )
 
 
@@ -316,7 +320,7 @@ def test_eq8_with_batchnorm_the_first_term_is_small_only_by_the_mean_in_training
     now = task.features(task.init(ROOT.fold("init")), data.x[:20], train=True).mean(0)
     for init_mean in ("exact", "batch"):
         first[init_mean] = (
-            (now - reported(BATCHNORM, data, how, IMAGE, init_mean=init_mean))
+            (now - reported_mean(BATCHNORM, data, how, IMAGE, init_mean=init_mean))
             .square()
             .mean()
             .item()
@@ -332,10 +336,10 @@ def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> Non
     """However long parties train in a round; none at all gives the mean at theta_0."""
     model = f"mlp2(width={K})"
     task, data = task_of(model, SHAPE, CLASSES), samples(18, SHAPE, CLASSES)
-    means, theta = watched(task, data, Training(lr=0.1, batch=4, epochs=epochs))
+    means, theta = train_and_record_means(task, data, Training(lr=0.1, batch=4, epochs=epochs))
     assert len(means) == 5 * epochs
     torch.testing.assert_close(
-        reported(model, data, how, init_epochs=epochs),
+        reported_mean(model, data, how, init_epochs=epochs),
         task.features(theta, data.x).mean(0),
         rtol=0,
         atol=1e-5,
@@ -346,11 +350,11 @@ def test_alg1_l2_epochs_before_the_first_mean(epochs: int, how: Training) -> Non
 
 def test_alg1_l2_one_epoch_is_the_default() -> None:
     assert same(
-        ran("fedavg+dbe"),
-        ran("fedavg+dbe(init_epochs=1,init_mean=exact,half=true,ema_debias=false)"),
+        run_method("fedavg+dbe"),
+        run_method("fedavg+dbe(init_epochs=1,init_mean=exact,half=true,ema_debias=false)"),
     )
     for other in ("init_epochs=0", "init_epochs=2", "init_mean=ema", "init_mean=batch"):
-        assert not same(ran("fedavg+dbe"), ran(f"fedavg+dbe({other})")), other
+        assert not same(run_method("fedavg+dbe"), run_method(f"fedavg+dbe({other})")), other
 
 
 @pytest.mark.parametrize(
@@ -369,9 +373,11 @@ def test_alg1_no_option_changes_a_byte(options: str) -> None:
     """And each of them changes the weights, but for the running mean's bias, which mu = 1 does not
     have.
     """
-    assert same(ran("fedavg+dbe"), ran(f"fedavg+dbe({options})")) == (options == "ema_debias=true")
+    assert same(run_method("fedavg+dbe"), run_method(f"fedavg+dbe({options})")) == (
+        options == "ema_debias=true"
+    )
     rows = [
-        [r for r in ran(text).ledger if r.kind != "eval"]
+        [r for r in run_method(text).ledger if r.kind != "eval"]
         for text in ("fedavg+dbe", f"fedavg+dbe({options})")
     ]
     assert rows[0] == rows[1]
@@ -394,8 +400,10 @@ def test_dbe_switched_off_is_fedavg_bit_for_bit(options: str, model: str) -> Non
     """kappa = 0 and the offset frozen at 0: the exchange before round 1 disturbs neither weights
     nor running statistics.
     """
-    ours = ran(f"fedavg+dbe(kappa=0,train_offset=false{',' if options else ''}{options})", model)
-    theirs = ran("fedavg", model)
+    ours = run_method(
+        f"fedavg+dbe(kappa=0,train_offset=false{',' if options else ''}{options})", model
+    )
+    theirs = run_method("fedavg", model)
     for name in theirs.job.info.names:
         theta = dict(ours.model(name).theta)
         assert not theta.pop(OFFSET).any()
@@ -411,13 +419,14 @@ def test_table3_noise_is_on_what_is_reported(init_mean: str) -> None:
     draw for the same key.
     """
     model, data, how = f"mlp2(width={K})", samples(18, SHAPE, CLASSES), Training(lr=0.1, batch=4)
-    clean = reported(model, data, how, init_mean=init_mean)
+    clean = reported_mean(model, data, how, init_mean=init_mean)
     assert clean.abs().max() > 0.05
-    assert not reported(model, data, how, init_mean=init_mean, noise_q=1.0).any()
-    quarter = reported(model, data, how, init_mean=init_mean, noise_q=0.75)
+    assert not reported_mean(model, data, how, init_mean=init_mean, noise_q=1.0).any()
+    quarter = reported_mean(model, data, how, init_mean=init_mean, noise_q=0.75)
     torch.testing.assert_close(quarter, clean / 4, rtol=0, atol=1e-7)
     draws = [
-        (reported(model, data, how, init_mean=init_mean, noise_s=s) - clean) / s for s in (0.5, 2.0)
+        (reported_mean(model, data, how, init_mean=init_mean, noise_s=s) - clean) / s
+        for s in (0.5, 2.0)
     ]
     torch.testing.assert_close(draws[0], draws[1], rtol=0, atol=1e-5)
     assert draws[0].abs().max() > 0.1
@@ -470,9 +479,9 @@ def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
     task = LearningTask(build(pair, (3, 64, 64), 2), 2, "encoder")
     party = party_of(task, samples(1, (3, 64, 64), 1), Training())
     dbe = Dbe(host=FedAvg())
-    wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
-    assert wrapped.width == values
-    assert wrapped.init(Key(0))[OFFSET].numel() == values
+    wrapped_task = dbe.wrap_party(party, dbe.extra(Key(0), party)).task
+    assert wrapped_task.width == values
+    assert wrapped_task.init(Key(0))[OFFSET].numel() == values
 
 
 # --- refusals
@@ -510,6 +519,6 @@ def test_options_out_of_range_are_refused(option: str) -> None:
     "options",
     ["init_mean=batch,init_epochs=0", "init_mean=ema,init_epochs=0", "init_mean=ema,mu=0"],
 )
-def test_a_mean_that_runs_along_needs_something_to_run_along(options: str) -> None:
+def test_a_running_mean_needs_training_before_round_1(options: str) -> None:
     with pytest.raises(comity.UsageError, match="an epoch to run along"):
-        ran(f"fedavg+dbe({options})")
+        run_method(f"fedavg+dbe({options})")

@@ -1,6 +1,4 @@
-"""FADA: a target whose labels nobody looks at, what sources and target minimise, and how much each
-source counts.
-"""
+"""FADA: a target without labels, the losses of sources and target, and the weight of each source."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ from toys import (
     batch_of,
     distance,
     federation,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     same,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -47,15 +45,15 @@ def thetas(text: str, fed: comity.Federation | None = None, **settings: Any) -> 
     return {name: result.model(name).theta for name in result.job.info.names}
 
 
-def relabelled(whose: int) -> comity.Federation:
-    """The same parties, one of which has other labels to train with."""
+def relabelled_federation(whose: int) -> comity.Federation:
+    """The same parties; one of them has other training labels."""
     parties = {}
     for i, size in enumerate(SIZES):
-        made = samples(size + 6, (6,), 3, seed=i + 1)
-        y = made.y.clone()
+        data = samples(size + 6, (6,), 3, seed=i + 1)
+        y = data.y.clone()
         if i == whose:
             y[:size] = (y[:size] + 1) % 3
-        x = made.x + 0.3 * i
+        x = data.x + 0.3 * i
         parties[f"p{i}"] = ((x[:size], y[:size]), (x[size:], y[size:]))
     return comity.Federation.from_arrays(parties, validation=0.0, classes=3)
 
@@ -63,25 +61,30 @@ def relabelled(whose: int) -> comity.Federation:
 @pytest.mark.parametrize("options", ["", "(target=p0)", "(mu=1)"])
 def test_the_targets_training_labels_change_nothing(options: str) -> None:
     target = 0 if "p0" in options else 2
-    usual, other = thetas(f"fada{options}"), thetas(f"fada{options}", relabelled(target))
+    usual, other = thetas(f"fada{options}"), thetas(f"fada{options}", relabelled_federation(target))
     assert all(same(usual[name], other[name]) for name in usual)
-    changed = thetas(f"fada{options}", relabelled(1))  # a source's labels do
+    changed = thetas(f"fada{options}", relabelled_federation(1))  # a source's labels do
     assert all(not same(usual[name], changed[name]) for name in usual)
 
 
 def test_each_in_turn_is_as_many_runs() -> None:
-    """By the bit, whichever party is the target; and it never saw that party's labels."""
-    every = thetas(
+    """Bit for bit for every target, whose labels are never used."""
+    all_targets = thetas(
         "fada(target=each)",
         bn="none",
         model="fedbn-cnn(scale=0.03)",
         fed=federation(SIZES, shape=(1, 8, 8)),
     )
-    for name, theta in every.items():
+    for name, theta in all_targets.items():
         fed = federation(SIZES, shape=(1, 8, 8))
-        one = thetas(f"fada(target={name})", bn="none", model="fedbn-cnn(scale=0.03)", fed=fed)
-        assert same(theta, one[name])
-    assert same(thetas("fada(target=each)")["p1"], thetas("fada(target=each)", relabelled(1))["p1"])
+        single_target = thetas(
+            f"fada(target={name})", bn="none", model="fedbn-cnn(scale=0.03)", fed=fed
+        )
+        assert same(theta, single_target[name])
+    assert same(
+        thetas("fada(target=each)")["p1"],
+        thetas("fada(target=each)", relabelled_federation(1))["p1"],
+    )
 
 
 def test_without_its_extras_it_is_fedavg_of_the_sources() -> None:
@@ -105,14 +108,17 @@ def test_the_losses_of_source_and_target() -> None:
     z = task.features(theta, data.x)
     ce = F.cross_entropy(task.head(theta, z), data.y)
 
-    def taken(D: Params, who: int) -> torch.Tensor:
+    def identifier_loss(D: Params, who: int) -> torch.Tensor:
         return F.cross_entropy(disc.logits(D, z), torch.full((5,), who))
 
     source = fada.source_loss(task, theta, batch, Judges([first], torch.tensor(TARGET)))
     target = fada.target_loss(task, theta, batch, Judges([first, second], torch.tensor(SOURCE)))
-    assert source.item() == pytest.approx((ce + 0.3 * taken(first, TARGET)).item(), abs=1e-6)
+    assert source.item() == pytest.approx(
+        (ce + 0.3 * identifier_loss(first, TARGET)).item(), abs=1e-6
+    )
     assert target.item() == pytest.approx(
-        (0.3 * (taken(first, SOURCE) + taken(second, SOURCE)) / 2).item(), abs=1e-6
+        (0.3 * (identifier_loss(first, SOURCE) + identifier_loss(second, SOURCE)) / 2).item(),
+        abs=1e-6,
     )
 
 
@@ -135,7 +141,9 @@ def test_sources_count_by_the_targets_clusters() -> None:
     models = {4: task.init(Key(1)), 7: task.init(Key(2))}
     lessons = {i: Lesson(theta, {}) for i, theta in models.items()}
     key = Key(5)
-    _, reply = worked(fada.adapt({NOBODY: {}}, lessons, party_of(task, data, Training(), i=9), key))
+    _, reply = run_call(
+        fada.adapt({NOBODY: {}}, lessons, party_of(task, data, Training(), i=9), key)
+    )
     fit = {
         i: 1 / left_in_clusters(task.features(theta, data.x), 3, key.fold("clusters"))
         for i, theta in models.items()
@@ -153,7 +161,7 @@ def test_the_target_moves_its_extractor_only() -> None:
     theta = task.init(Key(1))
     lessons = {0: Lesson(theta, fada.identifier(task.width).init(Key(2)))}
     party = party_of(task, samples(20, (6,), 3), Training(lr=0.1, batch=5), i=1)
-    _, reply = worked(fada.adapt({NOBODY: {}}, lessons, party, Key(0)))
+    _, reply = run_call(fada.adapt({NOBODY: {}}, lessons, party, Key(0)))
     assert all(torch.equal(reply.theta[k], v) == (k in task.head_names) for k, v in theta.items())
 
 
@@ -162,7 +170,7 @@ def test_an_identifiers_loss_counts_both_sides_alike() -> None:
     9, a step of 0.1.
     """
     fada, task = Fada(hidden=4), task_of("mlp2(width=7)", (6,), 3)
-    server, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=12))
+    server, s = server_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=12))
     z_i, z_t = noise(3, 7), noise(9, 7, seed=1) + 1
     disc, free = fada.identifier(7), {k: v.clone().requires_grad_() for k, v in s.DI[1][0].items()}
     of_source = F.cross_entropy(disc.logits(free, z_i), torch.full((3,), SOURCE))
@@ -174,7 +182,7 @@ def test_an_identifiers_loss_counts_both_sides_alike() -> None:
 
 def test_identifiers_learn_to_tell_source_from_target() -> None:
     fada, task = Fada(hidden=16, disc_epochs=20), task_of("mlp2(width=7)", (6,), 3)
-    server, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
+    server, s = server_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
     z_i, z_t = noise(30, 7), noise(30, 7, seed=1) + 2
     D = fada.train_identifier(s.DI[1][0], z_i, z_t, server, (1, 0))
     data = label_by_owner({SOURCE: z_i, TARGET: z_t})
@@ -190,7 +198,7 @@ def test_confusing_brings_features_nearer() -> None:
     task, apart = task_of("mlp2(width=7)", (6,), 3), {}
     for mu in (0.0, 1.0):
         fada = Fada(mu=mu, hidden=16, disc_epochs=5)
-        server, s = net_of(fada, task, [source, target], Training(lr=0.05, batch=10))
+        server, s = server_of(fada, task, [source, target], Training(lr=0.05, batch=10))
         s = rounds(fada, server, s, 8)
         means = [task.features(s.models[1], data.x).mean(0) for data in (source, target)]
         apart[mu] = (means[0] - means[1]).norm().item()
@@ -204,7 +212,7 @@ def test_no_option_is_without_effect(option: str) -> None:
     assert distance(thetas("fada")["p2"], thetas(f"fada({option})")["p2"]) > 0
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(UsageError, match="no party 'p9'"):
         thetas("fada(target=p9)")
     with pytest.raises(UsageError, match="at least two parties"):

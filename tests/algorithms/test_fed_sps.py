@@ -23,13 +23,13 @@ from toys import (
     LoopServer,
     batch_of,
     federation,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -72,15 +72,15 @@ def mlp() -> LearningTask:
 
 @cache
 def three() -> tuple[Samples, ...]:
-    """Three parties of different sizes that see the world differently."""
-    made = [samples(n, SHAPE, CLASSES, seed=i + 1) for i, n in enumerate((17, 11, 23))]
-    return tuple(Samples(s.x + 0.4 * i, s.y) for i, s in enumerate(made))
+    """Three parties of different sizes with shifted inputs."""
+    data = [samples(n, SHAPE, CLASSES, seed=i + 1) for i, n in enumerate((17, 11, 23))]
+    return tuple(Samples(s.x + 0.4 * i, s.y) for i, s in enumerate(data))
 
 
-def named(
+def named_federation(
     parts: Sequence[Samples] = (), names: Sequence[str] = ("north", "south", "east")
 ) -> comity.Federation:
-    """The three with names, a test set each, and no validation."""
+    """The three parties with names and test sets, without validation samples."""
     test = samples(6, SHAPE, CLASSES, seed=9)
     parties = {
         n: ((p.x, p.y), (test.x, test.y)) for n, p in zip(names, parts or three(), strict=True)
@@ -136,7 +136,7 @@ def mean_grad(theta: Params, x: Tensor, y: Tensor) -> Params:
     return grad_of(lambda h: each_loss(h, x, y).mean(), theta)
 
 
-def moved(theta: Params, lr: float, *terms: tuple[float, Params]) -> Params:
+def gradient_step(theta: Params, lr: float, *terms: tuple[float, Params]) -> Params:
     """θ − lr · Σ weight · gradient."""
     return {k: v - lr * sum(weight * g[k] for weight, g in terms) for k, v in theta.items()}
 
@@ -165,7 +165,7 @@ def pgd_of(
     return z
 
 
-def selected(theta: Params, data: Samples, bad: Tensor) -> Tensor:
+def eq12_mask(theta: Params, data: Samples, bad: Tensor) -> Tensor:
     """Eq. 12's condition."""
     return each_loss(theta, bad, data.y) - each_loss(theta, data.x, data.y) > 0
 
@@ -179,7 +179,7 @@ def round_of(
     bad = [pgd_of(h_j, d) for h_j, d in zip(h, data, strict=True)]
     new, share, grads = [], [], []
     for i, h_i in enumerate(h):
-        oda = [selected(h_i, d, b) for d, b in zip(data, bad, strict=True)]
+        oda = [eq12_mask(h_i, d, b) for d, b in zip(data, bad, strict=True)]
         g = [
             (
                 mean_grad(h_i, b[s], d.y[s])
@@ -193,7 +193,7 @@ def round_of(
             (1.0, mean_grad(h_i, data[i].x, data[i].y)),
             (alpha, mean_grad(h_i, bad[i], data[i].y)),
         )
-        new.append(moved(h_i, lr, *own, *peers))
+        new.append(gradient_step(h_i, lr, *own, *peers))
         share.append([s.double().mean().item() for s in oda])
         grads.append(g)
     return new, share, grads
@@ -216,14 +216,14 @@ def multiplier(lam: float) -> Tensor:
 AS_IT_IS: Scaled = ((0.0,), (1.0,))
 
 
-def attacked(
+def attack_result(
     fed: FedSps, w: tuple[float, ...], x: Tensor, lam: float, key: Key, scaled: Scaled = AS_IT_IS
 ) -> tuple[Tensor, float]:
     """Where T puts x, and λ after it."""
     task, y = task_of("linear", tuple(x.shape[1:]), 2), torch.zeros(len(x), dtype=torch.int64)
     T, data = fed.attacker(), Samples(x, y)
-    held = PartyData(data, data, data, scaled=scaled)
-    z, after = T(task, line(*w), x, y, T.noise(x, key), multiplier(lam), fed.range_of(held))
+    party_data = PartyData(data, data, data, scaled=scaled)
+    z, after = T(task, line(*w), x, y, T.noise(x, key), multiplier(lam), fed.range_of(party_data))
     return z, after.item()
 
 
@@ -233,7 +233,7 @@ def linear_case(
     """Where T puts x in its last call, and λ after it."""
     lam = fed.lambda0 if lam is None else lam
     for n in range(calls):
-        z, lam = attacked(fed, w, x, lam, Key(n))
+        z, lam = attack_result(fed, w, x, lam, Key(n))
     return z, lam
 
 
@@ -337,16 +337,16 @@ def test_alg1_each_sample_follows_its_own_loss_whatever_the_batch() -> None:
     "options", [{}, {"attack": "wasserstein"}, {"attack": "wasserstein", "cost": "l2"}], ids=str
 )
 def test_alg1_the_attack_is_a_function_of_its_arguments(options: dict[str, Any]) -> None:
-    """Twice the same gives twice the same, and nothing that it was given is written to: neither
-    samples nor weights nor λ.
+    """Repeated calls give the same result and write to none of their arguments: samples, weights
+    and λ.
     """
     x, y, h, lam = three()[0].x, three()[0].y, mlp().init(Key(1)), multiplier(0.01)
     fed = FedSps(**options)
     T, start = fed.attacker(), 1e-4 * noise(*x.shape)
     before = {"x": x.clone(), "start": start.clone()} | {k: v.clone() for k, v in h.items()}
-    held = party_of(mlp(), Samples(x, y), FULL).data
+    party_data = party_of(mlp(), Samples(x, y), FULL).data
     (z, after), (again, after_again) = (
-        T(mlp(), h, x, y, start, lam, fed.range_of(held)) for _ in range(2)
+        T(mlp(), h, x, y, start, lam, fed.range_of(party_data)) for _ in range(2)
     )
     assert torch.equal(z, again)
     assert torch.equal(after, after_again)
@@ -363,24 +363,24 @@ def test_alg1_the_attack_is_a_function_of_its_arguments(options: dict[str, Any])
 def test_alg1_where_the_attack_begins_is_drawn_for_each_batch(
     options: dict[str, Any], scale: float
 ) -> None:
-    """PGD begins at x, the public code's a thousandth beside it, Algorithm 1 where ‖z − x‖ has a
-    slope; each batch elsewhere.
+    """PGD begins at x, the public code 0.001 beside it, Algorithm 1 where ‖z − x‖ has a slope; each
+    batch begins elsewhere.
     """
     fed = FedSps(**options)
     data = Samples(torch.zeros(50, 60), torch.zeros(50, dtype=torch.int64))
     batches = [(0, Key(1)), (0, Key(1)), (1, Key(1)), (0, Key(2))]
-    nothing: Any = None  # where an attack begins depends on nothing that was heard
-    made = [
+    nothing: Any = None  # where an attack begins does not depend on received messages
+    starts = [
         fed.noise(replace(batch_of(data), number=n), BatchKey(key.bits, n), nothing)
         for n, key in batches
     ]
     if not scale:
-        assert made == [None] * 4
+        assert starts == [None] * 4
         return
-    first, again, next_batch, other_key = (one for one in made if one is not None)
+    first, again, next_batch, other_key = (start for start in starts if start is not None)
     assert all(
-        one.std().item() == pytest.approx(scale, rel=0.06)
-        for one in (first, again, next_batch, other_key)
+        start.std().item() == pytest.approx(scale, rel=0.06)
+        for start in (first, again, next_batch, other_key)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, next_batch)
@@ -390,13 +390,13 @@ def test_alg1_where_the_attack_begins_is_drawn_for_each_batch(
 def test_alg1_l5_lambda_by_hand() -> None:
     """λ ← max(0, λ − α_λ (budget − mean d)): d = (1, 3)."""
     d = torch.tensor([1.0, 3.0])
-    one = multiplier(1.0)
-    assert next_lambda(one, 0.1, 1.5, d).item() == pytest.approx(
+    lam = multiplier(1.0)
+    assert next_lambda(lam, 0.1, 1.5, d).item() == pytest.approx(
         1.05
-    )  # farther than allowed: dearer
-    assert next_lambda(one, 0.1, 4.0, d).item() == pytest.approx(0.8)  # nearer: cheaper
-    assert next_lambda(one, 0.1, 2.0, d).item() == pytest.approx(1.0)
-    assert next_lambda(one, 0.1, 100.0, d).item() == 0.0
+    )  # farther than allowed: λ rises
+    assert next_lambda(lam, 0.1, 4.0, d).item() == pytest.approx(0.8)  # nearer: λ falls
+    assert next_lambda(lam, 0.1, 2.0, d).item() == pytest.approx(1.0)
+    assert next_lambda(lam, 0.1, 100.0, d).item() == 0.0
 
 
 @pytest.mark.parametrize(("cost", "epsilon", "up"), [
@@ -430,7 +430,7 @@ def test_lambda0_and_lambda_lr_in_a_round(alpha_lambda: float) -> None:
     lam = lam0
     for _ in range(3):
         party = replace(party_of(task, data, FULL), inbox={1: Model(line(*W))})
-        state, _ = worked(fed.assist(FedSpsState(line(*W), lam, {}, {}), Empty(), party, Key(3)))
+        state, _ = run_call(fed.assist(FedSpsState(line(*W), lam, {}, {}), Empty(), party, Key(3)))
         d = (5 / (2 * lam) * (1 - (1 + 2 * lam * eta) ** -n)) ** 2
         assert state.lam == pytest.approx(lam + alpha_lambda * (d - 0.25), abs=2e-3)
         assert (state.lam == lam) == (alpha_lambda == 0)
@@ -440,7 +440,7 @@ def test_lambda0_and_lambda_lr_in_a_round(alpha_lambda: float) -> None:
 def test_lambda_is_kept_from_round_to_round_and_pgd_leaves_it() -> None:
     for attack in ("pgd", "wasserstein"):
         fed = FedSps(attack=attack, lambda0=3.0, epsilon=2.0, alpha=0.0)
-        server, s = net_of(fed, mlp(), three(), FULL)
+        server, s = server_of(fed, mlp(), three(), FULL)
         assert [server.state(i).lam for i in range(3)] == [3.0] * 3
         s = rounds(fed, server, s, 1)
         first = [server.state(i).lam for i in range(3)]
@@ -456,7 +456,7 @@ def test_lambda_is_kept_from_round_to_round_and_pgd_leaves_it() -> None:
 def test_the_own_term_updates_lambda_too() -> None:
     """α > 0: T runs once for the peers and once for each of the two local batches."""
     fed = FedSps(attack="wasserstein", lambda0=3.0, epsilon=2.0, alpha=0.1)
-    server, s = net_of(
+    server, s = server_of(
         fed,
         mlp(),
         [samples(8, SHAPE, CLASSES, seed=i) for i in range(3)],
@@ -472,7 +472,7 @@ def test_cost_l2_with_a_wide_budget() -> None:
     fed = wasserstein(cost="l2", epsilon=1.0, lambda_lr=0.3)
     lam, reached = 1.0, []
     for n in range(150):
-        z, lam = attacked(fed, W, x, lam, Key(n))
+        z, lam = attack_result(fed, W, x, lam, Key(n))
         reached.append((z - x).mean(0))
     assert 4.0 < lam < 5.1
     torch.testing.assert_close(torch.stack(reached[50:]).mean(0), w / 5, rtol=0, atol=0.1)
@@ -497,12 +497,12 @@ def test_units_pixel_is_one_over_std_by_channel() -> None:
     """
     x = 0.1 * noise(4, 3, 2, 1)
     w = (1.0, -2.0, 3.0, 4.0, -5.0, 0.0)
-    z, _ = attacked(FedSps(units="pixel", clamp="none"), w, x, 1.0, Key(0), THREE)
+    z, _ = attack_result(FedSps(units="pixel", clamp="none"), w, x, 1.0, Key(0), THREE)
     sign = torch.tensor(w).sign().view(3, 2, 1)
     torch.testing.assert_close(
         z, x + torch.tensor([0.06, 0.12, 0.15]).view(3, 1, 1) * sign, rtol=0, atol=1e-6
     )
-    wide, _ = attacked(
+    wide, _ = attack_result(
         FedSps(units="pixel", clamp="unit", epsilon=9.0, attack_lr=9.0), w, x, 1.0, Key(0), THREE
     )
     black, white = (
@@ -518,9 +518,9 @@ def test_units_pixel_wasserstein_is_algorithm_1_on_pixels(cost: Literal["l2sq", 
     """The same attack on pixels (x · std, slope w/std), taken back: samples and λ."""
     x, w, std = noise(5, 3, 1, 1), torch.tensor([3.0, -4.0, 2.0]), torch.tensor(THREE[1])
     fed = wasserstein(cost=cost, epsilon=0.5)
-    there, lam = attacked(fed, tuple((w / std).tolist()), x * std.view(3, 1, 1), 0.7, Key(1))
-    z, ours = attacked(replace(fed, units="pixel"), tuple(w.tolist()), x, 0.7, Key(1), THREE)
-    torch.testing.assert_close(z, there / std.view(3, 1, 1), rtol=0, atol=2e-3)
+    pixel_z, lam = attack_result(fed, tuple((w / std).tolist()), x * std.view(3, 1, 1), 0.7, Key(1))
+    z, ours = attack_result(replace(fed, units="pixel"), tuple(w.tolist()), x, 0.7, Key(1), THREE)
+    torch.testing.assert_close(z, pixel_z / std.view(3, 1, 1), rtol=0, atol=2e-3)
     assert ours == pytest.approx(lam, rel=1e-4)
     assert differ({"z": z}, {"z": x}) > 0.1
 
@@ -549,7 +549,9 @@ def test_units_pixel_in_a_run_is_twice_as_far_where_std_is_a_half() -> None:
 
 def test_units_pixel_is_for_images() -> None:
     with pytest.raises(comity.UsageError, match="units=pixel is for images"):
-        comity.run("fed-sps", named(), model=SMALL, rounds=1, engine="loop", units="pixel")
+        comity.run(
+            "fed-sps", named_federation(), model=SMALL, rounds=1, engine="loop", units="pixel"
+        )
 
 
 def test_clamp() -> None:
@@ -579,32 +581,32 @@ def test_clamp_data_is_the_range_of_all_of_a_partys_data() -> None:
     )
     party = replace(party_of(task, data, Training(batch=1)), inbox={1: Model(line(1.0))})
     fed = FedSps(mode="samples", select="all", epsilon=0.5, attack_lr=0.5)
-    seen = set()
+    values = set()
     for n in range(40):
-        _, sealed_messages = worked(
+        _, sealed_messages = run_call(
             fed.assist(FedSpsState(line(1.0), 1.0, {}, {}), Empty(), party, Key(n))
         )
         ((_, sealed),) = sealed_messages.items()
-        seen.add(round(unseal(sealed).x.item(), 4))
-    assert seen == {-4.5, 0.5, 0.6, 0.7, 5.0}
+        values.add(round(unseal(sealed).x.item(), 4))
+    assert values == {-4.5, 0.5, 0.6, 0.7, 5.0}
 
 
 def test_the_labels_stay() -> None:
-    given = assisted(
+    reply = help_replies(
         FedSps(mode="samples", select="all"),
         mlp().init(Key(1)),
         {7: mlp().init(Key(2))},
         three()[0],
         mlp(),
     )[7]
-    assert given.y is not None
-    assert given.y.tolist() == three()[0].y.tolist()
+    assert reply.y is not None
+    assert reply.y.tolist() == three()[0].y.tolist()
 
 
 # --- eq. 12
 
 
-def assisted(
+def help_replies(
     fed: FedSps,
     h: Params,
     askers: dict[int, Params],
@@ -613,11 +615,11 @@ def assisted(
     how: Training = FULL,
     first: Params | None = None,
 ) -> dict[int, Help]:
-    """What a party with this model and these data tells each asker."""
+    """The replies of a party with this model and data to each asker."""
     party = replace(
         party_of(task, data, how), inbox={i: Model(theirs) for i, theirs in askers.items()}
     )
-    _, sealed_messages = worked(
+    _, sealed_messages = run_call(
         fed.assist(FedSpsState(h, fed.lambda0, {}, first or {}), Empty(), party, Key(5))
     )
     return {i: unseal(sealed) for i, sealed in sealed_messages.items()}
@@ -631,7 +633,10 @@ def test_eq12_by_hand_and_asymmetric() -> None:
     data = Samples(noise(6, 2), torch.zeros(6, dtype=torch.int64))
     i, j = line(3.0, -1.0), line(1.0, 2.0)
     fed = FedSps(clamp="none")
-    ij, ji = assisted(fed, j, {0: i}, data, task)[0], assisted(fed, i, {1: j}, data, task)[1]
+    ij, ji = (
+        help_replies(fed, j, {0: i}, data, task)[0],
+        help_replies(fed, i, {1: j}, data, task)[1],
+    )
     assert (ij.count, ij.overlap) == (6, 1.0)
     assert (ji.count, ji.overlap, ji.loss) == (0, 0.0, 0.0)
     assert all(not g.any() for g in ji.grads.values())
@@ -648,25 +653,25 @@ def test_eq12_selection_by_torch(select: Literal["strict", "geq", "all"]) -> Non
     gradient.
     """
     j, asker, data = mlp().init(Key(1)), mlp().init(Key(2)), three()[2]
-    given = assisted(FedSps(select=select), j, {4: asker}, data, mlp())[4]
+    reply = help_replies(FedSps(select=select), j, {4: asker}, data, mlp())[4]
     bad = pgd_of(j, data)
     gap = each_loss(asker, bad, data.y) - each_loss(asker, data.x, data.y)
     assert 0 < (gap > 0).sum() < (gap >= 0).sum() < len(data), (
         "a case that says something: some units are dead"
     )
-    chosen = {"strict": gap > 0, "geq": gap >= 0, "all": torch.ones_like(gap, dtype=torch.bool)}[
+    mask = {"strict": gap > 0, "geq": gap >= 0, "all": torch.ones_like(gap, dtype=torch.bool)}[
         select
     ]
-    assert (given.count, given.overlap) == (
-        int(chosen.sum()),
-        pytest.approx(chosen.double().mean().item()),
+    assert (reply.count, reply.overlap) == (
+        int(mask.sum()),
+        pytest.approx(mask.double().mean().item()),
     )
-    assert given.loss == pytest.approx(
-        each_loss(asker, bad[chosen], data.y[chosen]).mean().item(), abs=1e-5
+    assert reply.loss == pytest.approx(
+        each_loss(asker, bad[mask], data.y[mask]).mean().item(), abs=1e-5
     )
-    assert_close(given.grads, mean_grad(asker, bad[chosen], data.y[chosen]))
-    assert given.x is None
-    assert given.y is None
+    assert_close(reply.grads, mean_grad(asker, bad[mask], data.y[mask]))
+    assert reply.x is None
+    assert reply.y is None
 
 
 def test_select_geq_takes_what_did_not_change() -> None:
@@ -674,7 +679,7 @@ def test_select_geq_takes_what_did_not_change() -> None:
     counts = {}
     for select in ("strict", "geq", "all"):
         fed = FedSps(select=select, epsilon=0.0)
-        counts[select] = assisted(
+        counts[select] = help_replies(
             fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[2], mlp()
         )[4].count
     assert counts == {"strict": 0, "geq": 23, "all": 23}
@@ -686,21 +691,21 @@ def test_eq12_equal_models_select_every_sample_whose_own_loss_rose() -> None:
     """
     data, j = three()[2], mlp().init(Key(1))
     fed = FedSps(attack_lr=2.0, epsilon=3.0, attack_steps=1, clamp="none", mode="samples")
-    given = assisted(fed, j, {4: j}, data, mlp())[4]
+    reply = help_replies(fed, j, {4: j}, data, mlp())[4]
     (slope,) = torch.autograd.grad(each_loss(j, data.x.requires_grad_(), data.y).mean(), data.x)
     data.x.requires_grad_(False)
     bad = data.x + 2.0 * slope.sign()
-    rose = selected(j, data, bad)
+    rose = eq12_mask(j, data, bad)
     assert 0 < rose.sum() < len(data)
-    torch.testing.assert_close(given.x, bad[rose], rtol=0, atol=1e-5)
-    assert given.y is not None
-    assert given.y.tolist() == data.y[rose].tolist()
+    torch.testing.assert_close(reply.x, bad[rose], rtol=0, atol=1e-5)
+    assert reply.y is not None
+    assert reply.y.tolist() == data.y[rose].tolist()
 
 
 def test_eq12_each_asker_is_answered_for_its_own_model() -> None:
-    j, one, other = (mlp().init(Key(n)) for n in (1, 2, 3))
-    both = assisted(FedSps(), j, {4: one, 5: other}, three()[2], mlp())
-    assert_same(both[4].grads, assisted(FedSps(), j, {4: one}, three()[2], mlp())[4].grads)
+    j, asker, other_asker = (mlp().init(Key(n)) for n in (1, 2, 3))
+    both = help_replies(FedSps(), j, {4: asker, 5: other_asker}, three()[2], mlp())
+    assert_same(both[4].grads, help_replies(FedSps(), j, {4: asker}, three()[2], mlp())[4].grads)
     assert differ(both[4].grads, both[5].grads) > 1e-3
 
 
@@ -713,13 +718,13 @@ def test_l5_overlap_batch(overlap_batch: int, batch: int, count: int) -> None:
     than 11.
     """
     fed = FedSps(mode="samples", select="all", overlap_batch=overlap_batch)
-    given = assisted(
+    reply = help_replies(
         fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[1], mlp(), Training(batch=batch)
     )[4]
-    assert given.x is not None
-    assert given.y is not None
-    assert given.count == len(given.x) == len(given.y) == count
-    nearest = torch.cdist(given.x, three()[1].x, p=torch.inf)
+    assert reply.x is not None
+    assert reply.y is not None
+    assert reply.count == len(reply.x) == len(reply.y) == count
+    nearest = torch.cdist(reply.x, three()[1].x, p=torch.inf)
     assert nearest.min(1).values.max() <= 0.0301
     assert len(set(nearest.argmin(1).tolist())) == count
 
@@ -727,17 +732,17 @@ def test_l5_overlap_batch(overlap_batch: int, batch: int, count: int) -> None:
 def test_l5_another_batch_each_round() -> None:
     fed = FedSps(mode="samples", select="all", overlap_batch=3)
     party = replace(party_of(mlp(), three()[2], FULL), inbox={4: Model(mlp().init(Key(2)))})
-    drawn = set()
+    batches_seen = set()
     for n in range(6):
-        _, sealed_messages = worked(
+        _, sealed_messages = run_call(
             fed.assist(FedSpsState(mlp().init(Key(1)), 1.0, {}, {}), Empty(), party, Key(n))
         )
-        drawn.add(
+        batches_seen.add(
             tuple(
                 sorted(torch.cdist(unseal(sealed_messages[4]).x, three()[2].x).argmin(1).tolist())
             )
         )
-    assert len(drawn) > 1
+    assert len(batches_seen) > 1
 
 
 def test_gradients_are_taken_in_evaluation_mode_and_nothing_is_touched() -> None:
@@ -748,16 +753,16 @@ def test_gradients_are_taken_in_evaluation_mode_and_nothing_is_touched() -> None
         k: v + 0.1 * noise(*v.shape, seed=7).abs() if "~" in k else v
         for k, v in task.init(Key(2)).items()
     }
-    mine = task.init(Key(1))
-    before = [{k: v.clone() for k, v in t.items()} for t in (mine, theta)]
-    given = assisted(FedSps(select="all", epsilon=0.0), mine, {4: theta}, data, task)[4]
+    own_model = task.init(Key(1))
+    before = [{k: v.clone() for k, v in t.items()} for t in (own_model, theta)]
+    reply = help_replies(FedSps(select="all", epsilon=0.0), own_model, {4: theta}, data, task)[4]
     names = [k for k in theta if "~" not in k]
     free = theta | {k: theta[k].clone().requires_grad_() for k in names}
     grads = torch.autograd.grad(
         F.cross_entropy(task.logits(free, data.x), data.y), [free[k] for k in names]
     )
-    assert_close(given.grads, dict(zip(names, grads, strict=True)), atol=1e-6)
-    assert_same(mine, before[0])
+    assert_close(reply.grads, dict(zip(names, grads, strict=True)), atol=1e-6)
+    assert_same(own_model, before[0])
     assert_same(theta, before[1])
 
 
@@ -769,42 +774,45 @@ def test_private_names_do_not_cross_and_are_js_own() -> None:
     task = task.keeping(task.norm_names)
     data = samples(12, (1, 8, 8), CLASSES)
     asker = {k: v for k, v in task.init(Key(2)).items() if k not in task.private}
-    mine = {
+    own_model = {
         k: v + 0.3 * noise(*v.shape, seed=7).abs() if k in task.private else v
         for k, v in task.init(Key(1)).items()
     }
-    given = assisted(FedSps(select="all", epsilon=0.0), mine, {4: asker}, data, task)[4]
+    reply = help_replies(FedSps(select="all", epsilon=0.0), own_model, {4: asker}, data, task)[4]
     free = {k: v.clone().requires_grad_() for k, v in asker.items()}
-    whole = free | {k: mine[k] for k in task.private}
+    whole = free | {k: own_model[k] for k in task.private}
     grads = torch.autograd.grad(
         F.cross_entropy(task.logits(whole, data.x), data.y), list(free.values())
     )
-    assert_close(given.grads, dict(zip(free, grads, strict=True)), atol=1e-6)
-    _, sent = worked(
+    assert_close(reply.grads, dict(zip(free, grads, strict=True)), atol=1e-6)
+    _, sealed_models = run_call(
         FedSps().send(
-            FedSpsState(mine, 1.0, {}, {}), Group([1]), party_of(task, data, FULL), Key(0)
+            FedSpsState(own_model, 1.0, {}, {}), Group([1]), party_of(task, data, FULL), Key(0)
         )
     )
-    assert set(sent) == {1}
-    assert_same(unseal(sent[1]).theta, {k: v for k, v in mine.items() if k not in task.private})
+    assert set(sealed_models) == {1}
+    assert_same(
+        unseal(sealed_models[1]).theta,
+        {k: v for k, v in own_model.items() if k not in task.private},
+    )
 
 
 # --- eq. 13
 
 
-def given_by(grads: Params, count: int = 1, overlap: float = 0.5) -> Help:
+def help_of(grads: Params, count: int = 1, overlap: float = 0.5) -> Help:
     return Help(grads, None, None, 1.0, count, overlap)
 
 
 def local_step(
     fed: FedSps, helps: dict[int, Help], how: Training = FULL, validation: Samples | None = None
 ) -> tuple[Params, FedSpsState]:
-    """The first model, and a party's state after a local training with these letters from peers."""
+    """The first model, and a party's state after a local training with these messages from peers."""
     task, h = mlp(), mlp().init(Key(1))
     party = replace(party_of(task, three()[0], how), inbox=helps)
     if validation is not None:
         party = replace(party, data=PartyData(three()[0], validation, party.data.test))
-    state, _ = worked(
+    state, _ = run_call(
         fed.local(FedSpsState(h, 1.0, {}, h if fed.code_compat else {}), Empty(), party, Key(5))
     )
     return h, state
@@ -823,11 +831,11 @@ def test_eq13_reduce_by_hand(
     """Peers with 2 and 6 selected samples: (g + g')/2, g + g', (2g + 6g')/8."""
     g, other = noisy(mlp().init(Key(1)), 10), noisy(mlp().init(Key(1)), 20)
     h, state = local_step(
-        FedSps(alpha=0.0, beta=0.7, reduce=reduce), {3: given_by(g, 2), 8: given_by(other, 6)}
+        FedSps(alpha=0.0, beta=0.7, reduce=reduce), {3: help_of(g, 2), 8: help_of(other, 6)}
     )
     own = mean_grad(h, three()[0].x, three()[0].y)
     assert_close(
-        state.h, moved(h, 0.2, (1.0, own), (0.7 * weights[0], g), (0.7 * weights[1], other))
+        state.h, gradient_step(h, 0.2, (1.0, own), (0.7 * weights[0], g), (0.7 * weights[1], other))
     )
 
 
@@ -837,9 +845,11 @@ def test_eq13_peers_without_overlap(reduce: Literal["mean", "sum", "pool"]) -> N
     nothing = {k: torch.zeros_like(v) for k, v in mlp().init(Key(1)).items()}
     h, state = local_step(
         FedSps(alpha=0.0, reduce=reduce),
-        {3: given_by(nothing, 0, 0.0), 8: given_by(nothing, 0, 0.0)},
+        {3: help_of(nothing, 0, 0.0), 8: help_of(nothing, 0, 0.0)},
     )
-    assert_close(state.h, moved(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y))), atol=1e-6)
+    assert_close(
+        state.h, gradient_step(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y))), atol=1e-6
+    )
 
 
 def test_eq13_mean_is_over_the_peers_asked() -> None:
@@ -849,10 +859,11 @@ def test_eq13_mean_is_over_the_peers_asked() -> None:
     weights: dict[Literal["mean", "pool"], float] = {"mean": 0.25, "pool": 0.5}
     for reduce, weight in weights.items():
         h, state = local_step(
-            FedSps(alpha=0.0, beta=0.5, reduce=reduce), {3: given_by(g, 4), 8: given_by(nothing, 0)}
+            FedSps(alpha=0.0, beta=0.5, reduce=reduce), {3: help_of(g, 4), 8: help_of(nothing, 0)}
         )
         assert_close(
-            state.h, moved(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g))
+            state.h,
+            gradient_step(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g)),
         )
 
 
@@ -863,10 +874,10 @@ def test_l12_l14_a_gradient_acts_once(collab_steps: int) -> None:
     """
     g = noisy(mlp().init(Key(1)), 10)
     fed = FedSps(alpha=0.0, beta=0.7, collab_steps=collab_steps)
-    h, state = local_step(fed, {3: given_by(g)}, replace(FULL, epochs=2))
+    h, state = local_step(fed, {3: help_of(g)}, replace(FULL, epochs=2))
     x, y = three()[0].x, three()[0].y
-    after = moved(h, 0.2, (1.0, mean_grad(h, x, y)), (0.7, g))
-    assert_close(state.h, moved(after, 0.2, (1.0, mean_grad(after, x, y))))
+    after = gradient_step(h, 0.2, (1.0, mean_grad(h, x, y)), (0.7, g))
+    assert_close(state.h, gradient_step(after, 0.2, (1.0, mean_grad(after, x, y))))
 
 
 @pytest.mark.parametrize(
@@ -878,19 +889,23 @@ def test_samples_at_hand_give_a_new_gradient_in_every_collaborative_step(
     """Peers gave 4 and 6 samples, which stay; two collaborative steps and one more: their gradient
     is of the present weights.
     """
-    one, other = samples(4, SHAPE, CLASSES, seed=41), samples(6, SHAPE, CLASSES, seed=42)
+    first_data, second_data = (
+        samples(4, SHAPE, CLASSES, seed=41),
+        samples(6, SHAPE, CLASSES, seed=42),
+    )
     helps = {
-        3: Help({}, one.x, one.y.int(), 1.0, 4, 0.5),
-        8: Help({}, other.x, other.y.int(), 1.0, 6, 0.5),
+        3: Help({}, first_data.x, first_data.y.int(), 1.0, 4, 0.5),
+        8: Help({}, second_data.x, second_data.y.int(), 1.0, 6, 0.5),
     }
     fed = FedSps(alpha=0.0, beta=0.7, mode="samples", reduce=reduce, collab_steps=2)
     first, state = local_step(fed, helps, replace(FULL, epochs=2))
     h, (x, y) = first, (three()[0].x, three()[0].y)
     for step in range(3):
         theirs = [
-            (0.7 * w, mean_grad(h, d.x, d.y)) for w, d in zip(weights, (one, other), strict=True)
+            (0.7 * w, mean_grad(h, d.x, d.y))
+            for w, d in zip(weights, (first_data, second_data), strict=True)
         ]
-        h = moved(h, 0.2, (1.0, mean_grad(h, x, y)), *(theirs if step < 2 else ()))
+        h = gradient_step(h, 0.2, (1.0, mean_grad(h, x, y)), *(theirs if step < 2 else ()))
     assert_close(state.h, h)
 
 
@@ -900,7 +915,7 @@ def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round
     torch; overlaps are means.
     """
     fed = FedSps(alpha=0.3, beta=0.7, collab_steps=3, tune=tune)
-    server, s = net_of(fed, mlp(), three(), FULL)
+    server, s = server_of(fed, mlp(), three(), FULL)
     rounds(fed, server, s, 1)
     h, shares = [mlp().init(Key.root(0).fold("init"))] * 3, []
     for _ in range(3):
@@ -908,12 +923,12 @@ def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round
         shares.append(share)
     for ours, theirs in zip(models(server), h, strict=True):
         assert_close(ours, theirs)
-    noted = {(n.party, n.metric): n.value for n in server.notes}
-    assert len(noted) == len(server.notes) == 6
+    metrics = {(n.party, n.metric): n.value for n in server.notes}
+    assert len(metrics) == len(server.notes) == 6
     for i in range(3):
         for j in {0, 1, 2} - {i}:
             mean = sum(share[i][j] for share in shares) / 3
-            assert noted[f"p{i}", f"overlap/p{j}"] == pytest.approx(mean, abs=1e-6)
+            assert metrics[f"p{i}", f"overlap/p{j}"] == pytest.approx(mean, abs=1e-6)
 
 
 def test_collab_steps_then_the_epochs_that_tune() -> None:
@@ -921,7 +936,7 @@ def test_collab_steps_then_the_epochs_that_tune() -> None:
     steps, the last by oneself.
     """
     fed = FedSps(alpha=0.3, beta=0.7, collab_steps=2)
-    server, s = net_of(fed, mlp(), three(), replace(FULL, epochs=2))
+    server, s = server_of(fed, mlp(), three(), replace(FULL, epochs=2))
     rounds(fed, server, s, 1)
     h = [mlp().init(Key.root(0).fold("init"))] * 3
     for beta in (0.7, 0.7, 0.0):
@@ -931,13 +946,13 @@ def test_collab_steps_then_the_epochs_that_tune() -> None:
 
 
 def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
-    """v ← 0.5 v + g over the collaborative steps of two rounds: all are trainings of one work,
-    which the party remembers.
+    """v ← 0.5 v + g over the collaborative steps of two rounds: all are trainings of one party
+    function, whose moments the party keeps.
     """
     ends = []
     for steps, t in ((2, 2), (1, 4)):
         fed = FedSps(alpha=0.0, beta=0.7, collab_steps=steps, tune="off")
-        server, s = net_of(fed, mlp(), three(), replace(FULL, momentum=0.5, keep=True))
+        server, s = server_of(fed, mlp(), three(), replace(FULL, momentum=0.5, keep=True))
         rounds(fed, server, s, t)
         ends.append(models(server))
     h, v = (
@@ -947,13 +962,13 @@ def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
     for _ in range(4):
         new, _, _ = round_of(h, three(), 1.0, 0.0, 0.7)
         v = [{k: 0.5 * u[k] + (a[k] - b[k]) for k in u} for u, a, b in zip(v, h, new, strict=True)]
-        h = [moved(a, 0.2, (1.0, u)) for a, u in zip(h, v, strict=True)]
+        h = [gradient_step(a, 0.2, (1.0, u)) for a, u in zip(h, v, strict=True)]
     for ours, others, theirs in zip(*ends, h, strict=True):
         assert_close(ours, theirs)
         assert_close(others, theirs)
 
 
-@pytest.mark.parametrize(("options", "how", "said"), [
+@pytest.mark.parametrize(("options", "how", "warns"), [
     ({}, {"momentum": 0.5}, False),
     ({"collab_steps": 2}, {}, False),
     ({"collab_steps": 2}, {"momentum": 0.5}, True),
@@ -961,34 +976,34 @@ def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
     ({"collab_steps": 2}, {"momentum": 0.5, "keep": True}, False),
     ({"tune": "end"}, {"momentum": 0.5}, True),
 ], ids=str)  # fmt: skip
-def test_a_caution_where_collaborative_steps_forget(
-    options: dict[str, Any], how: dict[str, Any], said: bool
+def test_a_warning_where_collaborative_steps_lose_moments(
+    options: dict[str, Any], how: dict[str, Any], warns: bool
 ) -> None:
-    info = net_of(FedSps(), mlp(), three(), replace(FULL, **how))[0].info
-    assert bool(FedSps(**options).accounting.warnings(info)) == said
+    info = server_of(FedSps(), mlp(), three(), replace(FULL, **how))[0].info
+    assert bool(FedSps(**options).accounting.warnings(info)) == warns
 
 
-def test_peer_steps_is_gone_and_says_where_to() -> None:
+def test_the_removed_option_peer_steps_names_its_replacement() -> None:
     for text in ("fed-sps(peer_steps=every)", "fed-sps(peer_steps=first)"):
         with pytest.raises(comity.UsageError, match="Did you mean 'collab_steps'"):
-            comity.run(text, named(), model=SMALL, rounds=1)
+            comity.run(text, named_federation(), model=SMALL, rounds=1)
 
 
-def normed() -> tuple[LearningTask, Samples]:
+def batchnorm_task() -> tuple[LearningTask, Samples]:
     """A network with BatchNorm, and images."""
     return task_of("fedbn-cnn(scale=0.06)", (1, 8, 8), CLASSES), samples(12, (1, 8, 8), CLASSES)
 
 
 def alone_with(fed: FedSps, task: LearningTask, data: Samples, how: Training) -> Params:
     party = party_of(task, data, how)
-    return worked(fed.local(fed.init_party(Key(1), party), Empty(), party, Key(5)))[0].h
+    return run_call(fed.local(fed.init_party(Key(1), party), Empty(), party, Key(5)))[0].h
 
 
 def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:
     """One step by autograd: ∇ of the training loss, and α ∇ of the perturbed samples' in evaluation
     mode; ε = 0, so T is x.
     """
-    task, data = normed()
+    task, data = batchnorm_task()
     ends = {
         mode: alone_with(FedSps(alpha=0.8, beta=0.0, epsilon=0.0, alpha_mode=mode), task, data, FULL)
         for mode in ("train", "eval")
@@ -1013,7 +1028,7 @@ def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:
     )
 
 
-def test_alpha_mode_is_nothing_without_layers_that_differ() -> None:
+def test_alpha_mode_has_no_effect_without_mode_dependent_layers() -> None:
     ends = [
         alone_with(FedSps(alpha=0.8, beta=0.0, alpha_mode=mode), mlp(), three()[0], FULL)
         for mode in ("train", "eval")
@@ -1034,7 +1049,7 @@ def test_eq13_alpha_term_follows_the_present_model() -> None:
             z.requires_grad_()
             (slope,) = torch.autograd.grad(each_loss(h, z, y).mean(), z)
             z = torch.min(torch.max(z.detach() + 0.2 * slope.sign(), x - 0.5), x + 0.5)
-        h = moved(h, 0.2, (1.0, mean_grad(h, x, y)), (0.8, mean_grad(h, z, y)))
+        h = gradient_step(h, 0.2, (1.0, mean_grad(h, x, y)), (0.8, mean_grad(h, z, y)))
     assert_close(state.h, h)
 
 
@@ -1043,7 +1058,7 @@ def test_spec5_gradient_and_samples_give_the_same_update() -> None:
     ends = []
     for mode in ("gradient", "samples"):
         fed = FedSps(alpha=0.2, beta=0.9, mode=mode, reduce="pool")
-        server, s = net_of(fed, task, three(), how)
+        server, s = server_of(fed, task, three(), how)
         rounds(fed, server, s, 3)
         ends.append(models(server))
     for ours, theirs in zip(*ends, strict=True):
@@ -1059,8 +1074,8 @@ def test_spec5_gradient_and_samples_give_the_same_update() -> None:
 )
 def test_spec1_alpha_beta_0_is_solo_bit_for_bit_and_silent(how: Training) -> None:
     fed, solo = FedSps(alpha=0.0, beta=0.0), Solo()
-    server, s = net_of(fed, mlp(), three(), how, participation=0.7)
-    alone, r = net_of(solo, mlp(), three(), how, participation=0.7)
+    server, s = server_of(fed, mlp(), three(), how, participation=0.7)
+    alone, r = server_of(solo, mlp(), three(), how, participation=0.7)
     rounds(fed, server, s, 3)
     rounds(solo, alone, r, 3)
     for i in range(3):
@@ -1072,20 +1087,22 @@ def test_spec1_alpha_beta_0_is_solo_bit_for_bit_and_silent(how: Training) -> Non
 def test_spec1_alpha_without_beta_sends_nothing_and_is_eq5() -> None:
     """Eq. 5: loss + α · robust loss, by torch."""
     fed = FedSps(alpha=0.4, beta=0.0)
-    server, s = net_of(fed, mlp(), three(), FULL)
+    server, s = server_of(fed, mlp(), three(), FULL)
     rounds(fed, server, s, 2)
     assert not server.ledger.rows
     for i, d in enumerate(three()):
         h = mlp().init(Key.root(0).fold("init"))
         for _ in range(2):
-            h = moved(h, 0.2, (1.0, mean_grad(h, d.x, d.y)), (0.4, mean_grad(h, pgd_of(h, d), d.y)))
+            h = gradient_step(
+                h, 0.2, (1.0, mean_grad(h, d.x, d.y)), (0.4, mean_grad(h, pgd_of(h, d), d.y))
+            )
         assert_close(server.state(i).h, h)
 
 
 def test_spec3_epsilon_0_strict_is_local_training() -> None:
     fed, solo, how = FedSps(alpha=0.0, beta=5.0, epsilon=0.0), Solo(), Training(lr=0.1, batch=4)
-    server, s = net_of(fed, mlp(), three(), how)
-    alone, r = net_of(solo, mlp(), three(), how)
+    server, s = server_of(fed, mlp(), three(), how)
+    alone, r = server_of(solo, mlp(), three(), how)
     rounds(fed, server, s, 2)
     rounds(solo, alone, r, 2)
     for i in range(3):
@@ -1097,12 +1114,12 @@ def test_spec3_epsilon_0_strict_is_local_training() -> None:
 def test_spec3_epsilon_0_geq_is_gradient_descent_on_the_sum_of_mean_losses() -> None:
     """C.2's FedAvg: common start, full batches, plain SGD, everybody, Σ_j, β = 1, α = 0."""
     fed = FedSps(alpha=0.0, beta=1.0, epsilon=0.0, select="geq", reduce="sum")
-    server, s = net_of(fed, mlp(), three(), FULL)
+    server, s = server_of(fed, mlp(), three(), FULL)
     theta = mlp().init(Key.root(0).fold("init"))
     first = theta
     for t in range(1, 7):
         s = rounds(fed, server, s, 1, first=t)
-        theta = moved(theta, 0.2, *[(1.0, mean_grad(theta, d.x, d.y)) for d in three()])
+        theta = gradient_step(theta, 0.2, *[(1.0, mean_grad(theta, d.x, d.y)) for d in three()])
         for h in models(server):
             assert_close(h, theta, atol=2e-6)
     assert differ(first, theta) > 0.1
@@ -1112,12 +1129,14 @@ def test_spec3_epsilon_0_geq_is_gradient_descent_on_the_sum_of_mean_losses() -> 
 def test_spec3_geq_reduce_mean_is_the_mean_of_the_peers() -> None:
     """As above with β = 1 and a mean: own gradient plus half the sum of the two peers'."""
     fed = FedSps(alpha=0.0, beta=1.0, epsilon=0.0, select="geq")
-    server, s = net_of(fed, mlp(), three(), FULL)
+    server, s = server_of(fed, mlp(), three(), FULL)
     rounds(fed, server, s, 1)
     theta = mlp().init(Key.root(0).fold("init"))
     g = [mean_grad(theta, d.x, d.y) for d in three()]
     for i, h in enumerate(models(server)):
-        assert_close(h, moved(theta, 0.2, *[(1.0 if i == j else 0.5, g[j]) for j in range(3)]))
+        assert_close(
+            h, gradient_step(theta, 0.2, *[(1.0 if i == j else 0.5, g[j]) for j in range(3)])
+        )
 
 
 # --- Algorithm 2
@@ -1127,7 +1146,8 @@ def test_spec3_geq_reduce_mean_is_the_mean_of_the_peers() -> None:
 def whole() -> comity.Result:
     """Two rounds of three parties, full batches, one epoch."""
     return comity.run(
-        "fed-sps", named(), model=SMALL, rounds=2, batch=100, lr=0.5, engine="loop", alpha=0.3, beta=0.7
+        "fed-sps", named_federation(), model=SMALL, rounds=2, batch=100, lr=0.5, engine="loop",
+        alpha=0.3, beta=0.7,
     )  # fmt: skip
 
 
@@ -1167,7 +1187,7 @@ def test_eq12_at_the_common_start_the_overlap_is_the_share_of_ones_own_losses_th
         (m.party, m.metric): m.value for m in whole().metrics if m.split == "train" and m.round == 1
     }
     for j, name in enumerate(("north", "south", "east")):
-        own = selected(theta, three()[j], pgd_of(theta, three()[j])).double().mean().item()
+        own = eq12_mask(theta, three()[j], pgd_of(theta, three()[j])).double().mean().item()
         assert [
             v for (_, metric), v in rows.items() if metric == f"overlap/{name}"
         ] == pytest.approx([own, own], abs=1e-6)
@@ -1175,7 +1195,7 @@ def test_eq12_at_the_common_start_the_overlap_is_the_share_of_ones_own_losses_th
 
 @pytest.mark.slow
 def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parties work and answer in reverse: the same bits, the peers drawn and the noise included."""
+    """Parties run and reply in reverse: the same bits, the peers drawn and the noise included."""
     function = LoopEngine.run
     order = []
 
@@ -1197,7 +1217,7 @@ def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
                 if patched:
                     patch.setattr(LoopEngine, "run", backwards)
                 fed = FedSps(beta=0.8, **options)
-                server, s = net_of(fed, mlp(), three(), Training(lr=0.1, batch=6))
+                server, s = server_of(fed, mlp(), three(), Training(lr=0.1, batch=6))
                 rounds(fed, server, s, 3)
             ends.append(([server.state(i) for i in range(3)], server.notes))
         for ours, theirs in zip(ends[0][0], ends[1][0], strict=True):
@@ -1213,7 +1233,7 @@ def test_spec7_numbers_of_parties_do_not_matter() -> None:
     ends = []
     for data in (three(), [three()[k] for k in order]):
         fed = FedSps(alpha=0.3, beta=0.8, reduce="pool")
-        server, s = net_of(fed, mlp(), data, FULL)
+        server, s = server_of(fed, mlp(), data, FULL)
         rounds(fed, server, s, 3)
         ends.append(models(server))
     for at, k in enumerate(order):
@@ -1223,14 +1243,14 @@ def test_spec7_numbers_of_parties_do_not_matter() -> None:
 def test_alg2_only_those_drawn_take_part() -> None:
     fed = FedSps()
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(4)]
-    server, s = net_of(fed, mlp(), data, FULL, participation=0.5)
+    server, s = server_of(fed, mlp(), data, FULL, participation=0.5)
     before = models(server, 4)
     s = rounds(fed, server, s, 1)
-    drawn = server.sample(1)
-    assert len(drawn) == 2
+    cohort = server.sample(1)
+    assert len(cohort) == 2
     for i in range(4):
-        assert (differ(before[i], server.state(i).h) > 0) == (i in drawn)
-    names = {f"p{i}" for i in drawn}
+        assert (differ(before[i], server.state(i).h) > 0) == (i in cohort)
+    names = {f"p{i}" for i in cohort}
     assert {row.src for row in server.ledger.rows} - {"server"} == names
     assert {(n.party, n.metric) for n in server.notes} == {
         (a, f"overlap/{b}") for a in names for b in names if a != b
@@ -1266,20 +1286,21 @@ def test_l14_tune_end_is_off_and_then_one_local_training_with_the_own_terms() ->
     ends = {}
     for tune in ("off", "end"):
         ends[tune] = comity.run(
-            "fed-sps", named(), model=SMALL, rounds=2, batch=100, lr=0.3, engine="loop", alpha=0.3, tune=tune
+            "fed-sps", named_federation(), model=SMALL, rounds=2, batch=100, lr=0.3, engine="loop",
+            alpha=0.3, tune=tune,
         )  # fmt: skip
     for name, d in zip(("north", "south", "east"), three(), strict=True):
         h = ends["off"].model(name).theta
-        expected = moved(
+        expected = gradient_step(
             h, 0.3, (1.0, mean_grad(h, d.x, d.y)), (0.3, mean_grad(h, pgd_of(h, d), d.y))
         )
         assert_close(ends["end"].model(name).theta, expected)
-    judged = []
+    evaluations = []
     for tune, split in (("off", "test"), ("end", "test-unfinished")):
         rows = [m for m in ends[tune].metrics if (m.round, m.split) == (2, split)]
-        judged.append([m.value for m in rows if m.metric in ("accuracy", "loss")])
-    assert judged[0] == judged[1]
-    assert len(judged[0]) == 6
+        evaluations.append([m.value for m in rows if m.metric in ("accuracy", "loss")])
+    assert evaluations[0] == evaluations[1]
+    assert len(evaluations[0]) == 6
 
 
 def test_l14_newcomers_are_tuned_too() -> None:
@@ -1293,7 +1314,7 @@ def test_l14_newcomers_are_tuned_too() -> None:
     assert result.summary["steps"] >= 12 + 6
 
 
-def test_newcomers_ask_everybody() -> None:
+def test_newcomers_ask_all_parties() -> None:
     fed = federation((20, 20, 20, 20))
     result = comity.run(
         "fed-sps", fed, model=SMALL, rounds=1, engine="loop", newcomers=1, join_epochs=3
@@ -1316,9 +1337,9 @@ def test_newcomers_collaborate_as_often() -> None:
         join_epochs=3,
         collab_steps=2,
     )
-    found = sum(row.bytes for row in result.ledger if row.round == 2 and row.kind == "peer")
+    peer_bytes = sum(row.bytes for row in result.ledger if row.round == 2 and row.kind == "peer")
     assert (
-        found
+        peer_bytes
         == result.job.algorithm.accounting.join_traffic(result.job.info).peer
         == 2 * 3 * (2 * WIDTH7 + 12)
     )
@@ -1382,13 +1403,13 @@ def test_spec8_peers_are_drawn_by_these_chances(explore: float, temperature: flo
         3000,
         {0: 1.0, 2: 2.0, 5: 4.0},
     )
-    drawn = Counter(j for k in range(n) for j in fed.choose_peers(scores, [0, 2, 5], Key(k)))
+    counts = Counter(j for k in range(n) for j in fed.choose_peers(scores, [0, 2, 5], Key(k)))
     mean = 7 / 3
     spread = math.sqrt(sum((s - mean) ** 2 for s in scores.values()) / 3)
     e = {j: math.exp((s - mean) / spread / temperature) for j, s in scores.items()}
     for j, v in e.items():
         p = (1 - explore) * v / sum(e.values()) + explore / 3
-        assert drawn[j] / n == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n))
+        assert counts[j] / n == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n))
 
 
 @pytest.mark.slow
@@ -1409,18 +1430,18 @@ def test_spec8_exactly_m_peers_a_round_and_never_oneself(
 ) -> None:
     fed = FedSps(peers=peers, explore=0.5, **options)
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(5)]
-    server, s = net_of(fed, mlp(), data, FULL)
+    server, s = server_of(fed, mlp(), data, FULL)
     rounds(fed, server, s, 6)
-    asked = Counter(
+    calls = Counter(
         (row.round, row.src)
         for row in server.ledger.rows
         if row.call == "assist" and row.kind == "peer"
     )
-    assert asked == {(t, f"p{i}"): peers for t in range(1, 7) for i in range(5)}
+    assert calls == {(t, f"p{i}"): peers for t in range(1, 7) for i in range(5)}
     edges = {(row.src, row.dst) for row in server.ledger.rows if row.kind == "peer"}
     assert all(a != b for a, b in edges)
     assert len(edges) > 5 * peers, "others are tried, too"
-    assert Counter((n.round, n.party) for n in server.notes) == asked
+    assert Counter((n.round, n.party) for n in server.notes) == calls
 
 
 def test_scores_are_moving_averages() -> None:
@@ -1434,7 +1455,7 @@ def test_score_overlap_over_rounds() -> None:
     """Everybody is asked (3 of 3), so the metrics say what each gave in each round."""
     data = [samples(9, SHAPE, CLASSES, seed=i) for i in range(4)]
     fed = FedSps(peers=3, score="overlap", beta=3.0)
-    server, s = net_of(fed, mlp(), data, FULL)
+    server, s = server_of(fed, mlp(), data, FULL)
     rounds(fed, server, s, 3)
     gave = {(n.round, n.party, n.metric): n.value for n in server.notes}
     for i in range(4):
@@ -1450,7 +1471,7 @@ def test_score_gain_is_the_drop_by_that_peers_step() -> None:
     moving average.
     """
     fed = FedSps(peers=2, alpha=0.3, beta=0.7)
-    server, s = net_of(fed, mlp(), three(), FULL)
+    server, s = server_of(fed, mlp(), three(), FULL)
     h = [mlp().init(Key.root(0).fold("init"))] * 3
     scores: dict[tuple[int, int], float] = {}
     for t in (1, 2):
@@ -1459,9 +1480,9 @@ def test_score_gain_is_the_drop_by_that_peers_step() -> None:
         for i, d in enumerate(three()):
             for j in range(3):
                 if j != i:
-                    there = moved(h[i], 0.2, (0.7, grads[i][j]))
+                    one_step = gradient_step(h[i], 0.2, (0.7, grads[i][j]))
                     gain = (
-                        each_loss(h[i], d.x, d.y).mean() - each_loss(there, d.x, d.y).mean()
+                        each_loss(h[i], d.x, d.y).mean() - each_loss(one_step, d.x, d.y).mean()
                     ).item()
                     scores[i, j] = gain if t == 1 else 0.9 * scores[i, j] + 0.1 * gain
             assert server.state(i).scores == pytest.approx(
@@ -1472,16 +1493,19 @@ def test_score_gain_is_the_drop_by_that_peers_step() -> None:
 
 
 def test_score_gain_is_on_validation_samples_if_there_are_any() -> None:
-    held = samples(9, SHAPE, CLASSES, seed=33)
+    validation = samples(9, SHAPE, CLASSES, seed=33)
     g, other = noisy(mlp().init(Key(1)), 10), noisy(mlp().init(Key(1)), 20)
     for score in ("gain", "overlap"):
-        helps = {3: given_by(g, overlap=0.25), 8: given_by(other, overlap=0.75)}
+        helps = {3: help_of(g, overlap=0.25), 8: help_of(other, overlap=0.75)}
         h, state = local_step(
-            FedSps(peers=2, alpha=0.0, beta=0.7, score=score), helps, validation=held
+            FedSps(peers=2, alpha=0.0, beta=0.7, score=score), helps, validation=validation
         )
-        before = each_loss(h, held.x, held.y).mean()
+        before = each_loss(h, validation.x, validation.y).mean()
         gain = {
-            j: (before - each_loss(moved(h, 0.2, (0.7, v)), held.x, held.y).mean()).item()
+            j: (
+                before
+                - each_loss(gradient_step(h, 0.2, (0.7, v)), validation.x, validation.y).mean()
+            ).item()
             for j, v in ((3, g), (8, other))
         }
         assert state.scores == pytest.approx(
@@ -1489,21 +1513,23 @@ def test_score_gain_is_on_validation_samples_if_there_are_any() -> None:
         )
 
 
-def test_scores_lead_to_those_who_help() -> None:
+def test_scores_prefer_peers_that_help() -> None:
     """With sharp exploitation a party goes on asking whom its scores prefer; with ξ = 1 it does
     not.
     """
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(4)]
-    asked = {}
+    peers_asked = {}
     for explore in (0.0, 1.0):
         fed = FedSps(peers=1, explore=explore, temperature=0.01)
-        server, _ = net_of(fed, mlp(), data, FULL)
+        server, _ = server_of(fed, mlp(), data, FULL)
         state = replace(server.state(0), scores={1: 0.0, 2: 1.0, 3: 0.1})
         party = party_of(mlp(), data[0], FULL)
-        sent = [worked(fed.send(state, Group([1, 2, 3]), party, Key(k)))[1] for k in range(60)]
-        asked[explore] = Counter(j for to in sent for j in to)
-    assert asked[0.0] == {2: 60}
-    assert set(asked[1.0]) == {1, 2, 3}
+        sealed_by_key = [
+            run_call(fed.send(state, Group([1, 2, 3]), party, Key(k)))[1] for k in range(60)
+        ]
+        peers_asked[explore] = Counter(j for to in sealed_by_key for j in to)
+    assert peers_asked[0.0] == {2: 60}
+    assert set(peers_asked[1.0]) == {1, 2, 3}
 
 
 # --- the public code's ways
@@ -1516,14 +1542,14 @@ def test_code_compat_attacks_the_first_weights() -> None:
     sign = torch.tensor([1.0, -1.0, 1.0])
     for compat, way in ((True, 1), (False, -1)):
         fed = FedSps(mode="samples", select="all", code_compat=compat, clamp="none")
-        given = assisted(fed, now, {4: now}, data, task, first=first if compat else None)[4]
-        torch.testing.assert_close(given.x, data.x + way * 0.03 * sign, rtol=0, atol=1e-6)
+        reply = help_replies(fed, now, {4: now}, data, task, first=first if compat else None)[4]
+        torch.testing.assert_close(reply.x, data.x + way * 0.03 * sign, rtol=0, atol=1e-6)
 
 
 def test_code_compat_keeps_the_first_weights() -> None:
     for compat in (True, False):
         fed = FedSps(code_compat=compat)
-        server, s = net_of(fed, mlp(), three(), FULL)
+        server, s = server_of(fed, mlp(), three(), FULL)
         rounds(fed, server, s, 2)
         theta = mlp().init(Key.root(0).fold("init"))
         for i in range(3):
@@ -1547,9 +1573,9 @@ def test_code_compat_starts_from_noise_of_a_thousandth() -> None:
             clamp="none",
         )
         h = line(*[1.0] * 50)
-        given = assisted(fed, h, {4: h}, data, task, first=h)[4]
-        assert given.x is not None
-        gap = given.x - 0.5
+        reply = help_replies(fed, h, {4: h}, data, task, first=h)[4]
+        assert reply.x is not None
+        gap = reply.x - 0.5
         assert gap.std().item() == pytest.approx(scale, rel=0.06)
         assert gap.mean().item() == pytest.approx(0, abs=4 * scale / math.sqrt(3000))
 
@@ -1564,7 +1590,7 @@ def test_code_compat_clamps_to_0_and_1_whatever_clamp_says(
     fed = FedSps(mode="samples", select="all", code_compat=True, clamp=clamp)
     expected = torch.tensor([[0.0, 0.47], [1.0, 1.0]])
     torch.testing.assert_close(
-        assisted(fed, h, {4: h}, data, task, first=h)[4].x, expected, rtol=0, atol=1e-6
+        help_replies(fed, h, {4: h}, data, task, first=h)[4].x, expected, rtol=0, atol=1e-6
     )
 
 
@@ -1573,17 +1599,17 @@ def test_code_compat_gives_the_clean_loss_of_the_selected(select: Literal["stric
     """Chosen by their perturbed loss, but as they were; without a selection all perturbed ones."""
     first, asker = mlp().init(Key(1)), mlp().init(Key(2))
     data = Samples(three()[2].x.sigmoid(), three()[2].y)
-    given = assisted(
+    reply = help_replies(
         FedSps(code_compat=True, select=select), asker, {4: asker}, data, mlp(), first=first
     )[4]
     bad = pgd_of(first, data, low=0.0, high=1.0)
-    chosen = selected(asker, data, bad)
-    assert 0 < chosen.sum() < len(data)
-    x, s = (data.x, chosen) if select == "strict" else (bad, torch.ones_like(chosen))
-    assert given.count == s.sum()
-    assert given.loss == pytest.approx(each_loss(asker, x[s], data.y[s]).mean().item(), abs=1e-4)
+    mask = eq12_mask(asker, data, bad)
+    assert 0 < mask.sum() < len(data)
+    x, s = (data.x, mask) if select == "strict" else (bad, torch.ones_like(mask))
+    assert reply.count == s.sum()
+    assert reply.loss == pytest.approx(each_loss(asker, x[s], data.y[s]).mean().item(), abs=1e-4)
     assert_close(
-        given.grads, mean_grad(asker, x[s], data.y[s]), atol=2e-4
+        reply.grads, mean_grad(asker, x[s], data.y[s]), atol=2e-4
     )  # the noise is left out here
 
 
@@ -1595,14 +1621,14 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
     data = [Samples(d.x.sigmoid(), d.y) for d in three()]
     fed = FedSps(alpha=0.3, beta=0.9, code_compat=True, reduce=reduce)
     task = task_of("linear", SHAPE, CLASSES)
-    server, s = net_of(fed, task, data, replace(FULL, lr=3.0))
+    server, s = server_of(fed, task, data, replace(FULL, lr=3.0))
     first = task.init(Key.root(0).fold("init"))
     h, bad, mixed = [first] * 3, [pgd_of(first, d, low=0.0, high=1.0) for d in data], 0
     for t in (1, 2, 3):
         s = rounds(fed, server, s, 1, first=t)
         new = []
         for i, h_i in enumerate(h):
-            oda = [selected(h_i, d, b) for d, b in zip(data, bad, strict=True)]
+            oda = [eq12_mask(h_i, d, b) for d, b in zip(data, bad, strict=True)]
             mixed += sum(bool(0 < c.sum() < len(c)) for c in oda)
             total = sum(int(c.sum()) for c in oda) if reduce == "pool" else 3
             terms = [
@@ -1613,7 +1639,7 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
                 (1.0, mean_grad(h_i, data[i].x, data[i].y)),
                 (0.3, mean_grad(h_i, bad[i], data[i].y)),
             )
-            new.append(moved(h_i, 3.0, *own, *terms))
+            new.append(gradient_step(h_i, 3.0, *own, *terms))
         h = new
         for ours, theirs in zip(models(server), h, strict=True):
             assert_close(ours, theirs, atol=1e-4)
@@ -1622,7 +1648,7 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
 
 def test_code_compat_sends_nothing_to_oneself() -> None:
     fed = FedSps(code_compat=True)
-    server, s = net_of(fed, mlp(), three(), FULL)
+    server, s = server_of(fed, mlp(), three(), FULL)
     rounds(fed, server, s, 1)
     assert len([row for row in server.ledger.rows if row.kind == "peer"]) == 2 * 6
     assert len(server.notes) == 6
@@ -1670,19 +1696,19 @@ def leaves(tree: Any) -> list[Any]:
 def test_the_server_holds_no_tensor(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Letters and replies hold numbers and sealed parcels only: whom one may ask, and shares of
-    overlap.
+    """Messages and replies hold numbers and sealed messages only: the peers that may be asked, and
+    shares of overlap.
     """
     wire = Wire(monkeypatch)
     fed = FedSps(**options)
-    server, s = net_of(fed, mlp(), three(), FULL)
+    server, s = server_of(fed, mlp(), three(), FULL)
     s = (
         fed.finish(rounds(fed, server, s, 2), server)
         if fed.traits.finishes
         else rounds(fed, server, s, 2)
     )
-    seen = [leaf for message in wire.open for leaf in leaves(message)]
-    assert {type(leaf) for leaf in seen} <= {int, float, Sealed, type(None)}
+    open_values = [leaf for message in wire.open for leaf in leaves(message)]
+    assert {type(leaf) for leaf in open_values} <= {int, float, Sealed, type(None)}
     assert isinstance(s, Empty)
     assert all(isinstance(sealed, Sealed) for sealed in wire.sealed_messages)
     assert bool(wire.sealed_messages) == bool(fed.beta)
@@ -1696,12 +1722,14 @@ def test_the_server_holds_no_tensor(
 
 def test_samples_mode_is_a_choice_that_comes_with_a_warning() -> None:
     assert FedSps().mode == "gradient"
-    info = net_of(FedSps(), mlp(), three(), FULL)[0].info
+    info = server_of(FedSps(), mlp(), three(), FULL)[0].info
     assert FedSps().accounting.warnings(info) == []
-    (said,) = FedSps(mode="samples").accounting.warnings(info)
-    assert "near-copies of private inputs" in said
+    (warning,) = FedSps(mode="samples").accounting.warnings(info)
+    assert "near-copies of private inputs" in warning
     with pytest.warns(UserWarning, match="near-copies of private inputs"):
-        comity.run("fed-sps", named(), model=SMALL, rounds=1, engine="loop", mode="samples")
+        comity.run(
+            "fed-sps", named_federation(), model=SMALL, rounds=1, engine="loop", mode="samples"
+        )
 
 
 # --- bytes
@@ -1709,12 +1737,14 @@ def test_samples_mode_is_a_choice_that_comes_with_a_warning() -> None:
 WIDTH7 = 4 * ((6 * 7 + 7) + (7 * 7 + 7) + (7 * 3 + 3))
 
 
-def charged(result: comity.Result) -> dict[int, Counter[str]]:
+def bytes_by_round(result: comity.Result) -> dict[int, Counter[str]]:
     """Bytes by round and kind."""
-    found: dict[int, Counter[str]] = {t: Counter() for t in range(result.job.experiment.rounds + 1)}
+    by_round: dict[int, Counter[str]] = {
+        t: Counter() for t in range(result.job.experiment.rounds + 1)
+    }
     for row in result.ledger:
-        found[row.round][row.kind] += row.bytes
-    return found
+        by_round[row.round][row.kind] += row.bytes
+    return by_round
 
 
 @pytest.mark.slow
@@ -1735,8 +1765,8 @@ def charged(result: comity.Result) -> dict[int, Counter[str]]:
     ({"bn": "none"}, 4, 12),
 ], ids=str)  # fmt: skip
 def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> None:
-    """Σ edges (2 S + 12) between peers a step; the server hears a share from each edge and says
-    whom one may ask.
+    """Σ edges (2 S + 12) between peers a step. The server gets a share from each edge and sends the
+    peers that may be asked.
     """
     n = settings.get("collab_steps", 1)
     result = comity.run(
@@ -1749,10 +1779,10 @@ def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> No
     )
     _, closed = plan.traffic(result.job)
     for t in (1, 2):
-        found = charged(result)[t]
-        assert found["peer"] == closed[t - 1].peer == n * edges * (2 * WIDTH7 + 12)
-        assert found["up"] == closed[t - 1].up == n * 4 * edges
-        assert found["down"] == closed[t - 1].down == n * 4 * k * (k - 1)
+        traffic = bytes_by_round(result)[t]
+        assert traffic["peer"] == closed[t - 1].peer == n * edges * (2 * WIDTH7 + 12)
+        assert traffic["up"] == closed[t - 1].up == n * 4 * edges
+        assert traffic["down"] == closed[t - 1].down == n * 4 * k * (k - 1)
     ways = {
         (row.round, row.src, row.dst, row.bytes)
         for row in result.ledger
@@ -1768,11 +1798,13 @@ def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("bn", "there", "back"), [
+@pytest.mark.parametrize(("bn", "model_bytes", "gradient_bytes"), [
     ("all", 4 * 721 + 8, 4 * 703), ("params_only", 4 * 703, 4 * 703), ("none", 4 * 685, 4 * 685),
 ])  # fmt: skip
 @pytest.mark.parametrize("peers", [0, 1])
-def test_spec8_bytes_with_batchnorm(bn: Any, there: int, back: int, peers: int) -> None:
+def test_spec8_bytes_with_batchnorm(
+    bn: Any, model_bytes: int, gradient_bytes: int, peers: int
+) -> None:
     """64·9 + 9 + 9·10 + 10 weights, 18 of BatchNorm, 18 running values and a counter: buffers go,
     but have no gradient.
     """
@@ -1786,9 +1818,9 @@ def test_spec8_bytes_with_batchnorm(bn: Any, there: int, back: int, peers: int) 
     _, closed = plan.traffic(result.job)
     for t in (1, 2):
         assert (
-            charged(result)[t]["peer"]
+            bytes_by_round(result)[t]["peer"]
             == closed[t - 1].peer
-            == (4 if peers else 12) * (there + back + 12)
+            == (4 if peers else 12) * (model_bytes + gradient_bytes + 12)
         )
 
 
@@ -1827,7 +1859,7 @@ def test_spec8_bytes_of_samples(select: str, exact: bool, collab_steps: int) -> 
     _, closed = plan.traffic(result.job)
     for t in (1, 2, 3):
         assert closed[t - 1].peer == 6 * (WIDTH7 + 12 + 28 * 8)
-        assert charged(result)[t]["peer"] <= closed[t - 1].peer
+        assert bytes_by_round(result)[t]["peer"] <= closed[t - 1].peer
     assert (sum(counts.values()) == 3 * 6 * 8) == exact
 
 
@@ -1860,7 +1892,11 @@ def test_vectors_and_images_run(
 def test_architectures_must_be_equal() -> None:
     with pytest.raises(comity.UsageError, match="one architecture"):
         comity.run(
-            "fed-sps", named(), model=SMALL, rounds=1, party={"south": {"model": "mlp2(width=4)"}}
+            "fed-sps",
+            named_federation(),
+            model=SMALL,
+            rounds=1,
+            party={"south": {"model": "mlp2(width=4)"}},
         )
 
 
@@ -1890,7 +1926,7 @@ VARIANTS: list[dict[str, Any]] = [
 Straight = Callable[[dict[str, Any]], comity.Result]
 
 
-def settled(folder: Path, **settings: Any) -> comity.Result:
+def run_variant(folder: Path, **settings: Any) -> comity.Result:
     fed = federation((19, 11, 24, 15))
     return comity.run(
         "fed-sps", fed, model=SMALL, rounds=4, out=folder, lr=0.3, beta=2.0, **settings
@@ -1899,29 +1935,32 @@ def settled(folder: Path, **settings: Any) -> comity.Result:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
-    """A variant's run in a loop that nobody stopped, made once for all that are compared with it."""
-    made: dict[str, comity.Result] = {}
+    """Uninterrupted runs of variants on engine loop, each computed once."""
+    runs: dict[str, comity.Result] = {}
 
     def of(options: dict[str, Any]) -> comity.Result:
-        if str(options) not in made:
-            made[str(options)] = settled(
+        if str(options) not in runs:
+            runs[str(options)] = run_variant(
                 tmp_path_factory.mktemp("straight") / "run", engine="loop", **options
             )
-        return made[str(options)]
+        return runs[str(options)]
 
     return of
 
 
-def remains(result: comity.Result) -> tuple[dict[str, bytes], dict[str, Params]]:
-    written = {
+def tables_and_models(result: comity.Result) -> tuple[dict[str, bytes], dict[str, Params]]:
+    table_bytes = {
         name: (result.folder / name).read_bytes()
         for name in ("metrics.csv", "ledger.csv", "outcomes.csv")
     }
-    return written, {name: result.model(name).theta for name in result.job.info.names}
+    return table_bytes, {name: result.model(name).theta for name in result.job.info.names}
 
 
 def assert_same_run(ours: comity.Result, theirs: comity.Result) -> None:
-    (tables, thetas), (their_tables, their_thetas) = remains(ours), remains(theirs)
+    (tables, thetas), (their_tables, their_thetas) = (
+        tables_and_models(ours),
+        tables_and_models(theirs),
+    )
     assert tables == their_tables
     for name, theta in their_thetas.items():
         assert_same(thetas[name], theta)
@@ -1931,14 +1970,14 @@ class Stop(Quiet):
     """Stops a run in the middle of round 3."""
 
     def __init__(self) -> None:
-        self.now, self.left, self.first = 0, 2, 0
+        self.now, self.replies_left, self.first = 0, 2, 0
 
     def begin(self, job: Any, first_round: int) -> None:
         self.first = first_round
 
     def add_replies(self, count: int) -> None:
-        self.left -= self.now == 3
-        if not self.left:
+        self.replies_left -= self.now == 3
+        if not self.replies_left:
             raise KeyboardInterrupt
 
     def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
@@ -1951,7 +1990,7 @@ class Stop(Quiet):
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_process_equals_loop(options: dict[str, Any], straight: Straight, tmp_path: Path) -> None:
     assert_same_run(
-        settled(tmp_path / "process", engine="process", workers=2, **options), straight(options)
+        run_variant(tmp_path / "process", engine="process", workers=2, **options), straight(options)
     )
 
 
@@ -1963,9 +2002,12 @@ def test_stacked_equals_loop(options: dict[str, Any], straight: Straight, tmp_pa
     """Parties that are attacked together: the same samples, multipliers and peers, up to rounding;
     the same bytes.
     """
-    ours = settled(tmp_path / "stacked", engine="stacked", **options)
+    ours = run_variant(tmp_path / "stacked", engine="stacked", **options)
     theirs = straight(options)
-    (tables, thetas), (their_tables, their_thetas) = remains(ours), remains(theirs)
+    (tables, thetas), (their_tables, their_thetas) = (
+        tables_and_models(ours),
+        tables_and_models(theirs),
+    )
     assert tables["ledger.csv"] == their_tables["ledger.csv"]
     for name, theta in their_thetas.items():
         assert_close(thetas[name], theta)
@@ -1981,9 +2023,11 @@ def test_resumed_is_the_run_that_was_not_stopped(
     """λ, scores and first weights are states."""
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        settled(tmp_path / "stopped", engine="loop", progress=Stop(), **options)
+        run_variant(tmp_path / "stopped", engine="loop", progress=Stop(), **options)
     again = Stop()
-    again.left = -1
-    resumed = settled(tmp_path / "stopped", engine="loop", resume=True, progress=again, **options)
+    again.replies_left = -1
+    resumed_run = run_variant(
+        tmp_path / "stopped", engine="loop", resume=True, progress=again, **options
+    )
     assert again.first == 2
-    assert_same_run(resumed, straight(options))
+    assert_same_run(resumed_run, straight(options))

@@ -1,5 +1,5 @@
-"""FedALA: eqs. 4 and 5 on quadratics, when W is learnt and for how long, and FedAvg as what remains
-without it.
+"""FedALA: eqs. 4 and 5 on quadratics, when W is learnt and for how long, and the reduction to
+FedAvg.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import federation, net_of, party_of, quadratic, rounds, rows, same, task_of, worked
+from toys import federation, party_of, quadratic, rounds, rows, run_call, same, server_of, task_of
 
 import comity
 from comity.algorithms.fedala import STEADY, AlaState, Both, FedAla, converged, merge
@@ -25,20 +25,27 @@ SETTINGS: dict[str, Any] = {
     "batch": 4,
 }
 NAME = "body.w"
-ONE = Training(lr=0.1, batch=1)
+SINGLE = Training(lr=0.1, batch=1)
 
 
-def one(value: float) -> Params:
+def weight(value: float) -> Params:
     return {NAME: torch.tensor([value], dtype=torch.float64)}
 
 
-def learnt(
-    method: FedAla, mine: float, received: float, W: float | None, a: float = 1.0, b: float = 0.0
+def learnt_weight(
+    method: FedAla,
+    previous: float,
+    received: float,
+    W: float | None,
+    a: float = 1.0,
+    b: float = 0.0,
 ) -> float:
     """W of a party whose loss is a/2 (w − b)²."""
-    state = AlaState({}, one(mine), {} if W is None else one(W))
-    party = party_of(quadratic(), rows(a, b), ONE)
-    return worked(method.weights(state, Both(one(mine), one(received)), party, Key(1)))[NAME].item()
+    state = AlaState({}, weight(previous), {} if W is None else weight(W))
+    party = party_of(quadratic(), rows(a, b), SINGLE)
+    return run_call(method.weights(state, Both(weight(previous), weight(received)), party, Key(1)))[
+        NAME
+    ].item()
 
 
 def weights(method: str, **settings: object) -> list[Params]:
@@ -48,28 +55,30 @@ def weights(method: str, **settings: object) -> list[Params]:
 
 def test_eq4_by_hand_and_exact_at_both_ends() -> None:
     for w, expected in ((0.0, 0.1), (1.0, 0.7), (0.25, 0.25)):
-        assert merge(Both(one(0.1), one(0.7)), one(w))[NAME].item() == (
+        assert merge(Both(weight(0.1), weight(0.7)), weight(w))[NAME].item() == (
             expected if w in (0, 1) else pytest.approx(expected)
         )
 
 
 def test_eq5_one_step_by_hand() -> None:
     """∂L/∂W = a (Θ̂ − b) (Θ − Θ_i) = 2 · (3 − 1) · (3 − 2.5) = 2 at W = 1: W ← 1 − 0.1 · 2."""
-    assert learnt(FedAla(eta=0.1), mine=2.5, received=3, W=1, a=2, b=1) == pytest.approx(0.8)
+    assert learnt_weight(FedAla(eta=0.1), previous=2.5, received=3, W=1, a=2, b=1) == pytest.approx(
+        0.8
+    )
 
 
 @pytest.mark.parametrize(
-    ("mine", "received", "expected"), [(-1.0, 3.0, 0.25), (1.0, 3.0, 0.0), (-3.0, -1.0, 1.0)]
+    ("previous", "received", "expected"), [(-1.0, 3.0, 0.25), (1.0, 3.0, 0.0), (-3.0, -1.0, 1.0)]
 )
 def test_eq5_converges_to_the_best_mixture_within_0_and_1(
-    mine: float, received: float, expected: float
+    previous: float, received: float, expected: float
 ) -> None:
     """The optimum 0 lies a quarter of the way from −1 to 3; from 1 to 3 and from −3 to −1 it lies
     outside.
     """
     W = 1.0
     for _ in range(60):
-        W = learnt(FedAla(eta=0.05), mine, received, W)
+        W = learnt_weight(FedAla(eta=0.05), previous, received, W)
     assert pytest.approx(expected, abs=1e-3) == W
 
 
@@ -79,10 +88,10 @@ def test_alg1_l8_the_first_time_w_is_learnt_until_losses_are_steady() -> None:
     """
     W = 1.0
     for _ in range(STEADY + 1):
-        W = learnt(FedAla(eta=0.01), 2.0, 2.5, W)
-    assert learnt(FedAla(eta=0.01), 2.0, 2.5, None) == pytest.approx(W)
-    assert learnt(FedAla(eta=0.01, start_epochs=1), 2.0, 2.5, None) == pytest.approx(
-        learnt(FedAla(eta=0.01), 2.0, 2.5, 1.0)
+        W = learnt_weight(FedAla(eta=0.01), 2.0, 2.5, W)
+    assert learnt_weight(FedAla(eta=0.01), 2.0, 2.5, None) == pytest.approx(W)
+    assert learnt_weight(FedAla(eta=0.01, start_epochs=1), 2.0, 2.5, None) == pytest.approx(
+        learnt_weight(FedAla(eta=0.01), 2.0, 2.5, 1.0)
     )
 
 
@@ -99,7 +108,7 @@ def test_alg1_round_by_round() -> None:
     """
     method = FedAla(eta=0.1)
     data = [rows(1, 4), rows(1, -2)]
-    server, s = net_of(method, quadratic(), data, ONE)
+    server, s = server_of(method, quadratic(), data, SINGLE)
     s = rounds(method, server, s, 1)
     assert server.state(0).previous[NAME].item() == pytest.approx(0.4)  # 0 + 0.1 · 4
     assert not server.state(0).W
@@ -111,10 +120,10 @@ def test_alg1_round_by_round() -> None:
     assert server.state(0).W[NAME].item() == pytest.approx(W)
     start = 0.4 + (0.1 - 0.4) * W
     assert server.state(0).previous[NAME].item() == pytest.approx(start - 0.1 * (start - 4))
-    mine = server.state(0)
-    deployed = method.deployed_model(mine, Model(s), server.engine.sites[0].party)[NAME].item()
+    state = server.state(0)
+    deployed = method.deployed_model(state, Model(s), server.engine.sites[0].party)[NAME].item()
     assert deployed == pytest.approx(
-        mine.previous[NAME].item() + (s[NAME].item() - mine.previous[NAME].item()) * W
+        state.previous[NAME].item() + (s[NAME].item() - state.previous[NAME].item()) * W
     )
 
 
@@ -137,13 +146,15 @@ def test_lower_layers_are_the_global_models() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd(momentum=0.9)", "adam"])
 def test_eta_0_is_fedavg(optimizer: str) -> None:
-    """Also with an optimizer that remembers: learning W takes nothing from it, however many epochs
-    it took.
+    """Also with an optimizer that keeps moments: learning W does not change them, however many
+    epochs it takes.
     """
-    kept = {"optimizer": optimizer, "opt_state": "keep", "rounds": 4}
+    keeping = {"optimizer": optimizer, "opt_state": "keep", "rounds": 4}
     assert all(
         same(a, b)
-        for a, b in zip(weights("fedala", eta=0, **kept), weights("fedavg", **kept), strict=True)
+        for a, b in zip(
+            weights("fedala", eta=0, **keeping), weights("fedavg", **keeping), strict=True
+        )
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from plain import Trainer, cross_entropy, first, stream
 from test_reductions import assert_same
 from torch import Tensor
-from toys import assert_near, federation, net_of, quadratic, rounds, rows, samples, task_of
+from toys import assert_near, federation, quadratic, rounds, rows, samples, server_of, task_of
 
 import comity
 from comity.algorithms.fedavg import FedAvg
@@ -32,17 +32,17 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 def test_two_quadratics_feddyn_reaches_the_optimum_where_fedavg_stops_short() -> None:
     how = Training(lr=0.1, batch=100, steps=10)
     feddyn, fedavg = FedDyn(alpha=1.0), FedAvg()
-    server, s = net_of(feddyn, quadratic(), TWO, how)
+    server, s = server_of(feddyn, quadratic(), TWO, how)
     s = rounds(feddyn, server, s, 300)
     assert s.theta["body.w"].item() == pytest.approx(OPTIMUM, abs=1e-9)
-    server, theta = net_of(fedavg, quadratic(), TWO, how)
+    server, theta = server_of(fedavg, quadratic(), TWO, how)
     assert abs(rounds(fedavg, server, theta, 300)["body.w"].item() - OPTIMUM) > 1
 
 
 def test_two_quadratics_g_ends_as_the_gradients_at_the_optimum() -> None:
     """g_k -> grad f_k(w*) = a_k (w* - b_k) = 4.8 and -4.8, and h -> their mean, 0."""
     feddyn = FedDyn(alpha=1.0)
-    server, s = net_of(feddyn, quadratic(), TWO, Training(lr=0.1, batch=100, steps=10))
+    server, s = server_of(feddyn, quadratic(), TWO, Training(lr=0.1, batch=100, steps=10))
     s = rounds(feddyn, server, s, 300)
     assert server.state(0).g["body.w"].item() == pytest.approx(4 * (2.2 - 1), abs=1e-6)
     assert server.state(1).g["body.w"].item() == pytest.approx(1 * (2.2 - 7), abs=1e-6)
@@ -53,7 +53,7 @@ def test_two_quadratics_with_half_the_parties_a_round() -> None:
     optimum = (4 * 1 + 1 * 7 - 2 * 3 + 3 * 2) / 10
     feddyn = FedDyn(alpha=2.0)
     how = Training(lr=0.1, batch=100, steps=20)
-    server, s = net_of(feddyn, quadratic(), FOUR, how, participation=0.5)
+    server, s = server_of(feddyn, quadratic(), FOUR, how, participation=0.5)
     s = rounds(feddyn, server, s, 600)
     assert s.theta["body.w"].item() == pytest.approx(optimum, abs=1e-6)
 
@@ -67,7 +67,7 @@ def test_alg1_first_round_by_hand() -> None:
     θ = (0.62 + 1.295) / 2 + 0.47875 / 0.5 = 0.9575 + 0.9575 = 1.915.
     """
     feddyn = FedDyn(alpha=0.5)
-    server, s = net_of(feddyn, quadratic(), TWO, TWO_STEPS)
+    server, s = server_of(feddyn, quadratic(), TWO, TWO_STEPS)
     s = rounds(feddyn, server, s, 1)
     assert server.state(0).g["body.w"].item() == pytest.approx(-0.31)
     assert server.state(1).g["body.w"].item() == pytest.approx(-0.6475)
@@ -85,7 +85,7 @@ def test_alg1_second_round_by_hand() -> None:
     h = -0.47875 - 0.25 (-0.61535 + 0.8209375) = -0.530146875; θ = 2.01779375 + 1.06029375.
     """
     feddyn = FedDyn(alpha=0.5)
-    server, s = net_of(feddyn, quadratic(), TWO, TWO_STEPS)
+    server, s = server_of(feddyn, quadratic(), TWO, TWO_STEPS)
     s = rounds(feddyn, server, s, 2)
     assert server.state(0).g["body.w"].item() == pytest.approx(-0.31 + 0.5 * 0.61535)
     assert server.state(1).g["body.w"].item() == pytest.approx(-0.6475 - 0.5 * 0.8209375)
@@ -97,7 +97,7 @@ def test_alg1_h_is_divided_by_all_parties_and_the_mean_by_those_that_replied() -
     """|P| = 2 of m = 4; one step of 0.1 from 1.5 moves w by -0.1 a (w - b)."""
     feddyn = FedDyn(alpha=0.5)
     how = Training(lr=0.1, batch=100, steps=1)
-    server, s = net_of(feddyn, quadratic(1.5), FOUR, how, participation=0.5)
+    server, s = server_of(feddyn, quadratic(1.5), FOUR, how, participation=0.5)
     i, j = server.sample(1)
     s = rounds(feddyn, server, s, 1)
     move = {0: -0.1 * 4 * 0.5, 1: 0.1 * 1 * 5.5, 2: -0.1 * 2 * 4.5, 3: 0.1 * 3 * 0.5}
@@ -110,7 +110,7 @@ def test_alg1_h_is_divided_by_all_parties_and_the_mean_by_those_that_replied() -
 
 def test_h_is_the_mean_of_all_g() -> None:
     feddyn = FedDyn(alpha=0.3)
-    server, s = net_of(feddyn, quadratic(), FOUR, TWO_STEPS, participation=0.5)
+    server, s = server_of(feddyn, quadratic(), FOUR, TWO_STEPS, participation=0.5)
     s = rounds(feddyn, server, s, 7)
     mean = sum(server.state(k).g["body.w"].item() for k in range(4)) / 4
     assert s.h["body.w"].item() == pytest.approx(mean)
@@ -124,7 +124,7 @@ def in_plain_torch(result: comity.Result, alpha: float, cohorts: list[list[int]]
     g = [{k: torch.zeros_like(v) for k, v in theta.items()} for _ in range(parties)]
     h = {k: torch.zeros_like(v) for k, v in theta.items()}
     for t, cohort in enumerate(cohorts, start=1):
-        trained: dict[int, Params] = {}
+        models: dict[int, Params] = {}
         for k in cohort:
 
             def objective(
@@ -134,11 +134,11 @@ def in_plain_torch(result: comity.Result, alpha: float, cohorts: list[list[int]]
                 square = sum((w[n] - start[n]).square().sum() for n in w)
                 return cross_entropy(w, batch) - inner + alpha / 2 * square
 
-            trained[k] = Trainer(theta, SGD).train(stream(result, k, t, "local"), objective)
-            g[k] = {n: g[k][n] - alpha * (trained[k][n] - theta[n]) for n in theta}
-        change = {n: sum(w[n] - theta[n] for w in trained.values()) for n in theta}
+            models[k] = Trainer(theta, SGD).train(stream(result, k, t, "local"), objective)
+            g[k] = {n: g[k][n] - alpha * (models[k][n] - theta[n]) for n in theta}
+        change = {n: sum(w[n] - theta[n] for w in models.values()) for n in theta}
         h = {n: h[n] - alpha / parties * change[n] for n in theta}
-        mean = {n: sum(w[n] for w in trained.values()) / len(trained) for n in theta}
+        mean = {n: sum(w[n] for w in models.values()) / len(models) for n in theta}
         theta = {n: mean[n] - h[n] / alpha for n in theta}
     return theta
 
@@ -186,10 +186,10 @@ def test_buffers_are_averages_of_the_parties(replies: list[dict[int, Any]]) -> N
     feddyn = FedDyn(alpha=0.5)
     task = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3)
     data = [samples(8, (1, 8, 8), 3, seed=i) for i in range(2)]
-    server, s = net_of(feddyn, task, data, Training(lr=0.1, batch=4))
+    server, s = server_of(feddyn, task, data, Training(lr=0.1, batch=4))
     s = rounds(feddyn, server, s, 1)
-    one, other = (reply.theta for reply in replies[0].values())
-    mean = {name: (value + other[name]) / 2 for name, value in one.items()}
+    first, second = (reply.theta for reply in replies[0].values())
+    mean = {name: (value + second[name]) / 2 for name, value in first.items()}
     buffers = [name for name in mean if "~" in name]
     assert buffers
     for name in buffers:

@@ -1,8 +1,8 @@
 """FedUFO and FedUAD (Zhang et al., ICCV 2021): eqs. 1-12 as the paper numbers them, dynamic
 sampling, the two stages, bytes.
 
-`written` is a round in plain torch: full batches, networks as matrix products, losses from their
-definitions. Of the library it takes the initial weights only, and where a test trains in
+`paper_round` is a round in plain torch: full batches, networks as matrix products, losses from
+their definitions. Of the library it takes the initial weights only, and where a test trains in
 mini-batches their order.
 """
 
@@ -30,14 +30,14 @@ from toys import (
     distance,
     federation,
     fit,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     same,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -77,7 +77,11 @@ HOW = Training(
 SIZES = (12, 9, 15, 6, 10)
 ROOT = Key.root(0)
 OFF: dict[str, Any] = {"uad": False, "cgr": False, "cgl": False, "dynamic": "off"}
-ALIGN, REFINE, PLAIN = "align", "local", "align"  # the works of FedUFO's stages, and FedUAD's
+ALIGN, REFINE, PLAIN = (
+    "align",
+    "local",
+    "align",
+)  # the party functions of FedUFO's stages, and FedUAD's
 OWN = (
     "uad",
     "cgr",
@@ -93,18 +97,18 @@ OWN = (
 # --- the paper written out
 
 
-def encoded(theta: Params, x: Tensor) -> Tensor:
+def encoder_features(theta: Params, x: Tensor) -> Tensor:
     """h_e of mlp2."""
     x = F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"])
     return F.relu(x @ theta["fc2.weight"].T + theta["fc2.bias"])
 
 
-def predicted(theta: Params, x: Tensor) -> Tensor:
+def model_logits(theta: Params, x: Tensor) -> Tensor:
     """h of mlp2, as logits."""
-    return encoded(theta, x) @ theta["fc3.weight"].T + theta["fc3.bias"]
+    return encoder_features(theta, x) @ theta["fc3.weight"].T + theta["fc3.bias"]
 
 
-def judged(D: Params, z: Tensor) -> Tensor:
+def disc_logits(D: Params, z: Tensor) -> Tensor:
     """The logits of a discriminator of fully connected layers."""
     k = 1
     while f"fc{k}.weight" in D:
@@ -117,7 +121,7 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p * (p / q).log()).sum(1).mean()
 
 
-def descended(
+def torch_sgd(
     loss: Callable[[Params], Tensor], theta: Params, count: int, how: Training = HOW
 ) -> Params:
     """`count` steps of torch.optim.SGD, each on all samples."""
@@ -138,7 +142,7 @@ def group_target(
     """Eqs. 6 and 7, class by class; p_j[c] = 1/K_c where nobody has class c."""
     v = torch.zeros(len(x), CLASSES)
     for j, theta in priors.items():
-        answer = predicted(theta, x)
+        answer = model_logits(theta, x)
         if target != "logits":
             answer = answer.softmax(1)
         for c in range(CLASSES):
@@ -148,7 +152,7 @@ def group_target(
     return v / v.sum(1, keepdim=True) if target == "l1" else v.softmax(1)
 
 
-def written(
+def paper_round(
     data: Mapping[int, Samples], w: Params, Ds: Mapping[int, Params], label: Mapping[int, int], *, uad: bool = True,
     cgr: bool = True, cgl: bool = True, lam: float = 3.0, target: str = "softmax", direction: str = "reverse",
     disc_epochs: int = 1, first: bool = False, how: Training = HOW, cgr_weight: float = 1.0, reduction: str = "sum",
@@ -164,20 +168,20 @@ def written(
     posteriors: dict[int, Params] = {}
 
     def ce(theta: Params, d: Samples) -> Tensor:
-        return F.cross_entropy(predicted(theta, d.x), d.y)
+        return F.cross_entropy(model_logits(theta, d.x), d.y)
 
-    priors = {k: descended(partial(ce, d=d), w, how.epochs, how) for k, d in data.items()}
+    priors = {k: torch_sgd(partial(ce, d=d), w, how.epochs, how) for k, d in data.items()}
     for k, d in data.items():
         x = d.x
-        theirs = {j: encoded(priors[j], x) for j in data if j != k}  # eq. 1
+        theirs = {j: encoder_features(priors[j], x) for j in data if j != k}  # eq. 1
         first_weights = priors[k] if begin == "prior" else w
         teachers = [(cgr_weight, group_target(priors, data, x, target))] if cgr else []
-        teachers += [(lam, predicted(w, x).softmax(1))] if cgl else []  # eq. 9
+        teachers += [(lam, model_logits(w, x).softmax(1))] if cgl else []  # eq. 9
 
         def eq5(D: Params, z: Tensor, k: int = k, theirs: dict[int, Tensor] = theirs) -> Tensor:
-            value = -judged(D, z).softmax(1)[:, label[k]].log().mean()
+            value = -disc_logits(D, z).softmax(1)[:, label[k]].log().mean()
             for j, other in theirs.items():
-                value = value - judged(D, other).softmax(1)[:, label[j]].log().mean() / (
+                value = value - disc_logits(D, other).softmax(1)[:, label[j]].log().mean() / (
                     len(data) - 1
                 )
             return value
@@ -185,10 +189,10 @@ def written(
         def eq12(
             theta: Params, x: Tensor = x, y: Tensor = d.y, k: int = k, teachers: Any = teachers
         ) -> Tensor:
-            y_hat = predicted(theta, x).softmax(1)
+            y_hat = model_logits(theta, x).softmax(1)
             value = -y_hat[torch.arange(len(y)), y].log().mean()
             if uad:
-                d_hat = judged(learnt[k], encoded(theta, x)).softmax(1)
+                d_hat = disc_logits(learnt[k], encoder_features(theta, x)).softmax(1)
                 eq4 = -d_hat.log().sum(1).mean() / d_hat.shape[1]
                 value = value + (eq4 / d_hat.shape[1] if reduction == "mean" else eq4)
             for weight, answer in teachers:  # eqs. 8 and 10
@@ -201,12 +205,12 @@ def written(
             return value
 
         if uad and first:
-            z = encoded(first_weights, x)
-            learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
-        posteriors[k] = descended(eq12, first_weights, how.epochs, how)
+            z = encoder_features(first_weights, x)
+            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_epochs, how)
+        posteriors[k] = torch_sgd(eq12, first_weights, how.epochs, how)
         if uad and not first:
-            z = encoded(posteriors[k], x)
-            learnt[k] = descended(partial(eq5, z=z), learnt[k], disc_epochs, how)
+            z = encoder_features(posteriors[k], x)
+            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_epochs, how)
     return posteriors, learnt
 
 
@@ -239,18 +243,24 @@ def party_data(i: int) -> Samples:
 
 
 def game(
-    fed: FedUad, parties: int = 5, participation: float = 0.6, how: Training = HOW, planned: int = 0
+    fed: FedUad,
+    parties: int = 5,
+    participation: float = 0.6,
+    how: Training = HOW,
+    planned_rounds: int = 0,
 ) -> tuple[dict[int, Samples], LoopServer, Any]:
-    """A net of parties, and the server before round 1; with `planned` rounds there is a stage one."""
+    """Parties and their server before round 1; with `planned_rounds` there is a stage one."""
     data = {i: party_data(i) for i in range(parties)}
-    server, s = net_of(fed, task_of(MODEL, SHAPE, CLASSES), list(data.values()), how, participation)
-    server.info = replace(server.info, rounds=planned)
+    server, s = server_of(
+        fed, task_of(MODEL, SHAPE, CLASSES), list(data.values()), how, participation
+    )
+    server.info = replace(server.info, rounds=planned_rounds)
     return data, server, s
 
 
 class Wire:
-    """What passed: of each call its round and work, the letters, the edges of its parcels, the
-    replies.
+    """Records of each call its round and function, the messages, the edges of its sealed messages
+    and the replies.
     """
 
     def __init__(self, server: LoopServer) -> None:
@@ -273,11 +283,11 @@ class Wire:
 
         server.engine.run = listening
 
-    def works(self, t: int) -> list[str]:
+    def functions(self, t: int) -> list[str]:
         return [function for when, function, *_ in self.calls if when == t]
 
     def group(self, t: int) -> list[int]:
-        """Who answered the round's last call."""
+        """The parties that replied to the round's last call."""
         return sorted([call for call in self.calls if call[0] == t][-1][4])
 
     def replies(self, t: int) -> dict[int, Both]:
@@ -290,22 +300,22 @@ def digest(*trees: Params) -> str:
 
 
 def party_function(fed: FedUad) -> Any:
-    """The work that makes a posterior, in stage two if there are two."""
+    """The party function that trains the posterior, in stage two if there are two."""
     return getattr(fed, REFINE if isinstance(fed, FedUfo) else PLAIN)
 
 
-def option_text(chosen: Mapping[str, Any]) -> str:
+def option_text(settings: Mapping[str, Any]) -> str:
     return ",".join(
-        f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in chosen.items()
+        f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()
     )
 
 
-def text(name: str, chosen: Mapping[str, Any]) -> str:
-    return f"{name}({option_text(chosen)})" if chosen else name
+def text(name: str, settings: Mapping[str, Any]) -> str:
+    return f"{name}({option_text(settings)})" if settings else name
 
 
 @cache
-def ran(
+def run_method(
     algorithm: str, model: str = MODEL, out: Path | None = None, parties: int = 4, **settings: Any
 ) -> comity.Result:
     shape = IMAGE if model.startswith("fedbn") else SHAPE
@@ -355,7 +365,7 @@ def _posterior(
     own = Prior({k: v + 0.1 for k, v in w.items()}, torch.tensor([8, 4, 0, 0]))
     return (
         w,
-        worked(party_function(fed)(FedUadState({}, w, own, {}), Both({}, D), party, Key(3)))[1],
+        run_call(party_function(fed)(FedUadState({}, w, own, {}), Both({}, D), party, Key(3)))[1],
     )
 
 
@@ -375,7 +385,7 @@ def test_eq4_gradient_goes_through_d_to_the_extractor_and_not_to_the_classifier(
         assert gap < 1e-7 if name.startswith("fc3") else gap > 1e-4, name
 
 
-def test_eq4_a_discriminator_without_an_opinion_changes_nothing() -> None:
+def test_eq4_a_constant_discriminator_changes_nothing() -> None:
     D = {
         k: torch.zeros_like(v)
         for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()
@@ -396,26 +406,26 @@ def _three_way() -> tuple[LearningTask, Params]:
 
 
 def test_eq5_by_hand() -> None:
-    """Mine: logits (0, log 2, 0), label 1, softmax (1/4, 1/2, 1/4): log 2. Party 0's: (log 3, 0,
-    0): log 5/3. Party 2's: (0, 0, 0): log 3. BatchedTraining log 2 + (log 5/3 + log 3) / 2 = log 2
+    """Own: logits (0, log 2, 0), label 1, softmax (1/4, 1/2, 1/4): log 2. Party 0's: (log 3, 0,
+    0): log 5/3. Party 2's: (0, 0, 0): log 3. Together log 2 + (log 5/3 + log 3) / 2 = log 2
     + log(5) / 2 = 1.49787.
     """
     disc, D = _three_way()
-    mine = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
-    batch = batch_of(with_others(mine, [torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2)]))
+    own = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
+    batch = batch_of(with_others(own, [torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2)]))
     owners = Owners(torch.tensor(1), torch.tensor([0, 2]))
     assert tell_apart(disc, D, batch, owners).item() == pytest.approx(1.497866, abs=1e-5)
 
 
-def test_eq5_other_extractors_speak_of_the_same_samples() -> None:
+def test_eq5_other_extractors_use_the_same_samples() -> None:
     """A batch of samples 2 and 0 takes rows 2 and 0 of what the others made, and is a mean over the
     batch.
     """
     disc, D = _three_way()
     theirs = torch.tensor([[math.log(3), 0.0], [50.0, 50.0], [0.0, 0.0]])
     data = with_others(Samples(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)), [theirs])
-    made = [batch for k in range(50) for batch in batches(data, Key(k), Training(batch=2))]
-    batch = next(batch for batch in made if batch.indices.tolist() == [2, 0])
+    all_batches = [batch for k in range(50) for batch in batches(data, Key(k), Training(batch=2))]
+    batch = next(batch for batch in all_batches if batch.indices.tolist() == [2, 0])
     owners = Owners(torch.tensor(2), torch.tensor([0]))
     expected = math.log(3) + (math.log(5 / 3) + math.log(3)) / 2
     assert tell_apart(disc, D, batch, owners).item() == pytest.approx(expected, abs=1e-5)
@@ -424,9 +434,9 @@ def test_eq5_other_extractors_speak_of_the_same_samples() -> None:
 def test_eq5_a_group_of_one_has_the_first_term_only() -> None:
     """No 1/(K_c - 1): log 2 as above."""
     disc, D = _three_way()
-    mine = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
+    own = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
     owners = Owners(torch.tensor(1), torch.zeros(0, dtype=torch.int64))
-    assert tell_apart(disc, D, batch_of(with_others(mine, [])), owners).item() == pytest.approx(
+    assert tell_apart(disc, D, batch_of(with_others(own, [])), owners).item() == pytest.approx(
         math.log(2), abs=1e-6
     )
 
@@ -482,12 +492,12 @@ def test_eq7_u1_bounds_of_a_softmax_of_probabilities() -> None:
         j: torch.randint(0, 9, (10,), generator=torch.Generator().manual_seed(j)) for j in range(4)
     }
     for scale in (0.0, 1.0, 10.0, 1000.0):
-        found = consensus(
+        answers = consensus(
             {j: scale * noise(50, 10, seed=j) for j in range(4)}, counts, "softmax"
         ).exp()
-        assert low - 1e-6 <= found.min().item()
-        assert found.max().item() <= high + 1e-6
-        torch.testing.assert_close(found.sum(1), torch.ones(50))
+        assert low - 1e-6 <= answers.min().item()
+        assert answers.max().item() <= high + 1e-6
+        torch.testing.assert_close(answers.sum(1), torch.ones(50))
     sure = consensus(
         {j: 1000 * F.one_hot(torch.arange(10), 10).float() for j in range(4)}, counts, "softmax"
     ).exp()
@@ -523,15 +533,15 @@ def test_eq7_equal_priors_agree_with_each_other() -> None:
         ("softmax", answer.softmax(1).softmax(1)),
         ("logits", answer.softmax(1)),
     ):
-        found = consensus(dict.fromkeys(range(3), answer), counts, target).exp()
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+        answers = consensus(dict.fromkeys(range(3), answer), counts, target).exp()
+        torch.testing.assert_close(answers, expected, rtol=0, atol=1e-6)
 
 
 def test_eq7_a_group_of_one_expects_its_own_prior() -> None:
     """p = 1 for every class, those it does not have included."""
     answer = noise(6, CLASSES, seed=3)
-    found = consensus({7: answer}, {7: torch.tensor([5, 0, 2, 0])}, "softmax").exp()
-    torch.testing.assert_close(found, answer.softmax(1).softmax(1), rtol=0, atol=1e-6)
+    answers = consensus({7: answer}, {7: torch.tensor([5, 0, 2, 0])}, "softmax").exp()
+    torch.testing.assert_close(answers, answer.softmax(1).softmax(1), rtol=0, atol=1e-6)
 
 
 # --- eqs. 8 and 10: consensus
@@ -545,15 +555,15 @@ def test_eq8_kl_by_hand_in_its_direction() -> None:
     assert kl(torch.cat([p, q]), torch.cat([q, q])).item() == pytest.approx(0.065406, abs=1e-5)
 
 
-def _taught(fed: FedUfo, mine: FedUadState, party: Party) -> Batch:
-    """All samples as stage two asks to train the posterior on them: what the teachers answer comes
-    along.
+def _teaching_batch(fed: FedUfo, state: FedUadState, party: Party) -> Batch:
+    """All samples as in stage two's request for the posterior's training, which carries the
+    teachers' answers.
     """
-    function = fed.local(mine, Both({}, {}), party, Key(0))
-    asked = function.send(None)
+    function = fed.local(state, Both({}, {}), party, Key(0))
+    request = function.send(None)
     function.close()
-    assert isinstance(asked, FitRequest)
-    return batch_of(asked.samples)
+    assert isinstance(request, FitRequest)
+    return batch_of(request.samples)
 
 
 def _sure(*odds: float) -> Params:
@@ -569,7 +579,7 @@ def test_eq12_consensus_terms_by_hand(direction: Literal["reverse", "forward"], 
     CGR 0.00889 or 0.00884.
     """
     task, x = task_of("linear", (2,), 2), noise(4, 2)
-    mine = Prior(_sure(3, 1), torch.tensor([3, 0]))
+    prior = Prior(_sure(3, 1), torch.tensor([3, 0]))
     other = Prior(_sure(1, 4), torch.tensor([1, 5]))
     party = replace(
         party_of(task, Samples(x, torch.tensor([0, 0, 0, 1])), HOW, parties=2), inbox={1: other}
@@ -582,9 +592,9 @@ def test_eq12_consensus_terms_by_hand(direction: Literal["reverse", "forward"], 
     cases: list[tuple[dict[str, Any], float]] = [
         ({}, to_group + lam * to_global), ({"cgr": False}, lam * to_global), ({"cgl": False}, to_group),
     ]  # fmt: skip
-    for chosen, expected in cases:
-        fed = FedUfo(direction=direction, lam=lam, target="l1", **chosen)
-        batch = _taught(fed, FedUadState({}, _sure(3, 1), mine, {}), party)
+    for settings, expected in cases:
+        fed = FedUfo(direction=direction, lam=lam, target="l1", **settings)
+        batch = _teaching_batch(fed, FedUadState({}, _sure(3, 1), prior, {}), party)
         value = fed.objective(task, theta, task.features(theta, x), batch)
         assert value.item() == pytest.approx(math.log(2) + expected, abs=1e-5)
     assert to_group > 0.005
@@ -597,11 +607,11 @@ def test_eq10_is_zero_with_zero_gradient_where_the_posterior_is_the_global_model
     task, data = task_of(MODEL, SHAPE, CLASSES), party_data(1)
     w = {k: 2 * v for k, v in task.init(Key(1)).items()}
     fed = FedUfo(cgr=False, lam=100.0, direction=direction)
-    batch = _taught(fed, FedUadState({}, w, None, {}), party_of(task, data, HOW))
+    batch = _teaching_batch(fed, FedUadState({}, w, None, {}), party_of(task, data, HOW))
 
     def term(theta: Params) -> tuple[float, float]:
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
-        ce = F.cross_entropy(predicted(free, data.x), data.y)
+        ce = F.cross_entropy(model_logits(free, data.x), data.y)
         value = fed.objective(task, free, task.features(free, data.x), batch) - ce
         grads = torch.autograd.grad(value, list(free.values()))
         return value.item(), max(g.abs().max().item() for g in grads)
@@ -629,32 +639,35 @@ def test_eq10_the_first_step_of_a_round_is_fedavgs(
 def test_eq8_and_eq10_teachers_answer_in_evaluation_mode() -> None:
     """With BatchNorm: the posterior's answers are those of a training pass, the teachers' are not."""
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(8, IMAGE, CLASSES, seed=4)
-    w, one, two, theta = (task.init(Key(k)) for k in (1, 2, 3, 4))
-    before = digest(w, one, two)
+    w, first, second, theta = (task.init(Key(k)) for k in (1, 2, 3, 4))
+    before = digest(w, first, second)
     party = replace(
-        party_of(task, data, HOW, parties=2), inbox={1: Prior(two, torch.tensor([2, 2, 2, 2]))}
+        party_of(task, data, HOW, parties=2), inbox={1: Prior(second, torch.tensor([2, 2, 2, 2]))}
     )
     fed = FedUfo(lam=2.0)
-    batch = _taught(fed, FedUadState({}, w, Prior(one, torch.tensor([2, 2, 2, 2])), {}), party)
+    batch = _teaching_batch(
+        fed, FedUadState({}, w, Prior(first, torch.tensor([2, 2, 2, 2])), {}), party
+    )
     fresh = {k: v.clone() for k, v in theta.items()}
     z = task.features(fresh, data.x, train=True)
     value = fed.objective(task, fresh, z, batch).item()
     fresh = {k: v.clone() for k, v in theta.items()}
     y_hat = task.head(fresh, task.features(fresh, data.x, train=True), train=True).softmax(1)
-    each = torch.cat(
+    mean_answers = torch.cat(
         [
-            (task.logits(one, row[None]).softmax(1) + task.logits(two, row[None]).softmax(1)) / 2
+            (task.logits(first, row[None]).softmax(1) + task.logits(second, row[None]).softmax(1))
+            / 2
             for row in data.x
         ]
     )
     at_w = torch.cat([task.logits(w, row[None]).softmax(1) for row in data.x])
     expected = (
         F.cross_entropy(y_hat.log(), data.y)
-        + divergence(y_hat, each.softmax(1))
+        + divergence(y_hat, mean_answers.softmax(1))
         + 2 * divergence(y_hat, at_w)
     )
     assert value == pytest.approx(expected.item(), abs=1e-5)
-    assert digest(w, one, two) == before, "running statistics stand still"
+    assert digest(w, first, second) == before, "running statistics stand still"
 
 
 # --- figure 2: whole rounds
@@ -678,8 +691,8 @@ ROUNDS: list[dict[str, Any]] = [
 def _by_hand(
     fed: FedUad, data: Mapping[int, Samples], server: LoopServer, s: Any, t: int, **stage: Any
 ) -> tuple[Any, Any]:
-    """The posteriors and Ds of round t from the state before it, by `written`; `stage` says what a
-    stage leaves out.
+    """The posteriors and Ds of round t from the state before it, by `paper_round`; `stage` says
+    what a stage leaves out.
     """
     group = server.sample(t)
     where = "fresh" if fed.outputs == "group" else fed.disc_state
@@ -707,21 +720,23 @@ def _by_hand(
         "reduction",
         "begin",
     )
-    chosen = {n: getattr(fed, n) for n in names if hasattr(fed, n)} | stage
-    return written({k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **chosen)
+    settings = {n: getattr(fed, n) for n in names if hasattr(fed, n)} | stage
+    return paper_round(
+        {k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **settings
+    )
 
 
 @pytest.mark.sweep("disc_state=", "lam=10.0")
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", ROUNDS, ids=option_text)
-def test_eq12_rounds_written_out(chosen: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", ROUNDS, ids=option_text)
+def test_eq12_rounds_written_out(settings: dict[str, Any]) -> None:
     """Three of five parties, three rounds: priors, exchange, posteriors, D, averages."""
-    fed = FedUfo(dynamic="off", **chosen)
+    fed = FedUfo(dynamic="off", **settings)
     data, server, s = game(fed)
     sizes, wire = dict(enumerate(SIZES)), Wire(server)
     where = ("fresh" if fed.outputs == "group" else fed.disc_state) if fed.uad else "nowhere"
     for t in (1, 2, 3):
-        group, kept = server.sample(t), {i: server.state(i).D for i in range(5)}
+        group, discs_before = server.sample(t), {i: server.state(i).D for i in range(5)}
         posteriors, Ds = _by_hand(fed, data, server, s, t)
         s = rounds(fed, server, s, 1, first=t)
         assert wire.group(t) == group
@@ -736,7 +751,7 @@ def test_eq12_rounds_written_out(chosen: dict[str, Any]) -> None:
             if where == "local" and i in group:
                 assert_near(server.state(i).D, Ds[i])
             else:
-                assert same(server.state(i).D, kept[i]), "the absent keep their own"
+                assert same(server.state(i).D, discs_before[i]), "the absent keep their own"
     assert (where == "local") == bool(server.state(0).D)
 
 
@@ -748,8 +763,8 @@ def test_figure2_two_parties_one_batch(epochs: int) -> None:
     fed, how = FedUfo(), Training(lr=0.1, batch=100, epochs=epochs)
     data, server, s = game(fed, 2, 1.0, how)
     for t in (1, 2):
-        posteriors, Ds = written(data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how)
-        plain, _ = written(
+        posteriors, Ds = paper_round(data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how)
+        plain, _ = paper_round(
             data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how, uad=False, cgr=False, cgl=False
         )
         s = rounds(fed, server, s, 1, first=t)
@@ -802,9 +817,9 @@ OTHERS: dict[str, list[Any]] = {
 def test_every_option_is_in_this_file() -> None:
     """A new option, or a new value of one, needs a test."""
     for name in ("fedufo", "feduad"):
-        known = options(find(name))
-        assert set(known) == set(OTHERS) - (set(OWN) if name == "feduad" else set())
-        for option in known.values():
+        known_options = options(find(name))
+        assert set(known_options) == set(OTHERS) - (set(OWN) if name == "feduad" else set())
+        for option in known_options.values():
             values = getattr(option.kind, "__args__", ())
             assert set(values) <= {option.default, *OTHERS[option.name]}, option.name
 
@@ -820,7 +835,8 @@ def test_no_option_is_without_effect(name: str, value: Any) -> None:
     begin = {"stage_one": 0.0} if name == "dynamic" else {}
     for method in ("fedufo", "feduad") if name not in OWN else ("fedufo",):
         usual, other = (
-            ran(text(method, chosen), **how) for chosen in (begin, {**begin, name: value})
+            run_method(text(method, settings), **how)
+            for settings in (begin, {**begin, name: value})
         )
         assert distance(usual.model("p0").theta, other.model("p0").theta) > 1e-6
         assert all(v.isfinite().all() for v in other.model("p0").theta.values())
@@ -835,9 +851,9 @@ def test_no_option_is_without_effect(name: str, value: Any) -> None:
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_all_extras_off_is_fedavg_bit_for_bit(participation: float, bn: str) -> None:
     """Dynamic sampling goes with CGL, so the default of `dynamic` is off here, too."""
-    theirs = ran("fedavg", BATCHNORM, participation=participation, bn=bn)
-    for chosen in (OFF, {n: v for n, v in OFF.items() if n != "dynamic"}):
-        ours = ran(text("fedufo", chosen), BATCHNORM, participation=participation, bn=bn)
+    theirs = run_method("fedavg", BATCHNORM, participation=participation, bn=bn)
+    for settings in (OFF, {n: v for n, v in OFF.items() if n != "dynamic"}):
+        ours = run_method(text("fedufo", settings), BATCHNORM, participation=participation, bn=bn)
         assert all(map(same, all_weights(ours), all_weights(theirs)))
         assert ours.metrics == theirs.metrics
         assert ours.ledger == theirs.ledger
@@ -845,12 +861,12 @@ def test_all_extras_off_is_fedavg_bit_for_bit(participation: float, bn: str) -> 
 
 
 def test_a_weight_of_zero_leaves_fedavg() -> None:
-    """D learns, but nobody listens to it; all samples in one batch, as the posterior's batches are
-    its own.
+    """D is trained, but has no effect. All samples are in one batch, because the posterior's
+    batches are drawn separately.
     """
-    theirs = ran("fedavg", batch=1000).model("p0").theta
+    theirs = run_method("fedavg", batch=1000).model("p0").theta
     far = [
-        distance(ran(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs)
+        distance(run_method(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs)
         for w in (0, 0.01, 0.1)
     ]
     assert far[0] < 1e-6 < far[1] < far[2]
@@ -861,18 +877,18 @@ def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
     """C = 3 classes and K = 4 parties: CGR and λ are divided by 3, L_uni by 4. The usual losses'
     default would be this.
     """
-    means = ran(
+    means = run_method(
         f"fedufo(alternate={alternate},reduction=mean,lam=3,cgr_weight=2,weight=0.5,stage_one=0.25)"
     )
-    sums = ran(
+    sums = run_method(
         f"fedufo(alternate={alternate},lam=1,cgr_weight={2 / 3},weight=0.125,stage_one=0.25)"
     )
     assert_near(means.model("p0").theta, sums.model("p0").theta, 1e-6)
-    one, other = (
-        ran(f"feduad(alternate={alternate},{how})").model("p0").theta
+    with_mean, with_sum = (
+        run_method(f"feduad(alternate={alternate},{how})").model("p0").theta
         for how in ("reduction=mean", "weight=0.25")
     )
-    assert_near(one, other, 1e-6)
+    assert_near(with_mean, with_sum, 1e-6)
     y_hat, teacher = (noise(5, 3, seed=k).softmax(1) for k in (1, 2))
     library = F.kl_div(
         y_hat.log(), teacher, reduction="none"
@@ -882,7 +898,7 @@ def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
 
 def test_begin_prior_needs_a_prior() -> None:
     with pytest.raises(UsageError, match="begin=prior needs priors"):
-        ran("fedufo(uad=false,cgr=false,begin=prior)")
+        run_method("fedufo(uad=false,cgr=false,begin=prior)")
 
 
 FEDUAD = [
@@ -901,8 +917,8 @@ def test_feduad_is_fedufo_without_consensus_bit_for_bit(
     settings: dict[str, Any], stage_one: float
 ) -> None:
     """With CGR and CGL off both stages minimise eq. 11."""
-    theirs = ran("feduad", **settings)
-    ours = ran(f"fedufo(cgr=false,cgl=false,dynamic=off,stage_one={stage_one})", **settings)
+    theirs = run_method("feduad", **settings)
+    ours = run_method(f"fedufo(cgr=false,cgl=false,dynamic=off,stage_one={stage_one})", **settings)
     assert all(map(same, all_weights(ours), all_weights(theirs)))
     assert ours.metrics == theirs.metrics
     assert [r[2:] for r in ours.ledger] == [r[2:] for r in theirs.ledger]
@@ -910,7 +926,7 @@ def test_feduad_is_fedufo_without_consensus_bit_for_bit(
 
 def test_feduad_is_the_first_stage_of_fedufo_bit_for_bit() -> None:
     """Table 1: FedUAD is the model after stage one."""
-    theirs, ours = ran("feduad"), ran("fedufo(stage_one=1,dynamic=off)")
+    theirs, ours = run_method("feduad"), run_method("fedufo(stage_one=1,dynamic=off)")
     assert all(map(same, all_weights(ours), all_weights(theirs)))
 
 
@@ -919,7 +935,7 @@ def test_feduad_is_the_first_stage_of_fedufo_with_the_same_parties() -> None:
     not have.
     """
     fed = FedUfo(stage_one=1.0)
-    _, server, s = game(fed, 5, 0.6, planned=6)
+    _, server, s = game(fed, 5, 0.6, planned_rounds=6)
     wire = Wire(server)
     rounds(fed, server, s, 6)
     assert [wire.group(t) for t in range(1, 7)] == [server.sample(t) for t in range(1, 7)]
@@ -935,41 +951,43 @@ def test_feduad_is_the_first_stage_of_fedufo_with_the_same_parties() -> None:
     ("stage_one", "first"), [(0.0, 0), (0.25, 1), (0.3, 1), (0.5, 2), (0.99, 3), (1.0, 4)]
 )
 def test_stage_one_is_a_share_of_the_rounds(stage_one: float, first: int, uad: bool) -> None:
-    """Of four rounds the first have work `align`; without UAD there is none."""
-    result = ran(text("fedufo", {"stage_one": stage_one, "uad": uad}))
+    """Of four rounds the first call `align`; without UAD there is none."""
+    result = run_method(text("fedufo", {"stage_one": stage_one, "uad": uad}))
     for t in (1, 2, 3, 4):
-        works = {row.call for row in result.ledger if row.round == t and row.kind == "up"}
-        assert works == {ALIGN if uad and t <= first else REFINE}
+        functions = {row.call for row in result.ledger if row.round == t and row.kind == "up"}
+        assert functions == {ALIGN if uad and t <= first else REFINE}
 
 
 @pytest.mark.parametrize(
-    ("share", "planned", "last"), [(0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57)]
+    ("share", "planned_rounds", "last"), [(0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57)]
 )
-def test_stage_one_ends_where_a_person_reckons(share: float, planned: int, last: int) -> None:
+def test_stage_one_ends_at_the_exact_product_of_share_and_rounds(
+    share: float, planned_rounds: int, last: int
+) -> None:
     fed = FedUfo(stage_one=share)
-    _, server, s = game(fed, 2, 1.0, planned=planned)
+    _, server, s = game(fed, 2, 1.0, planned_rounds=planned_rounds)
     wire = Wire(server)
     rounds(fed, server, s, 1, first=last)
-    assert wire.works(last) == ["prior", ALIGN]
+    assert wire.functions(last) == ["prior", ALIGN]
 
 
 def test_stage_one_has_eq11_and_stage_two_eq12_from_its_w_and_d() -> None:
     """Four rounds, half of them in stage one: the same w and D go on."""
     fed = FedUfo(dynamic="off")
-    data, server, s = game(fed, planned=4)
+    data, server, s = game(fed, planned_rounds=4)
     wire = Wire(server)
     for t in (1, 2, 3, 4):
         both = [_by_hand(fed, data, server, s, t, cgr=on, cgl=on) for on in (False, True)]
         assert distance(both[0][0][server.sample(t)[0]], both[1][0][server.sample(t)[0]]) > 1e-3
         posteriors, Ds = both[t > 2]
         s = rounds(fed, server, s, 1, first=t)
-        assert wire.works(t) == ["prior", ALIGN if t <= 2 else REFINE]
+        assert wire.functions(t) == ["prior", ALIGN if t <= 2 else REFINE]
         assert_near(s.w, mean_of(posteriors, dict(enumerate(SIZES))))
         assert_near(s.D, mean_of(Ds, dict(enumerate(SIZES))))
 
 
 @pytest.mark.parametrize("on", SWITCHES, ids=option_text)
-def test_works_of_a_round(on: dict[str, Any]) -> None:
+def test_calls_of_a_round(on: dict[str, Any]) -> None:
     """Priors are made and swapped for UAD and CGR only; every party of the group sends its prior to
     every other.
     """
@@ -978,7 +996,7 @@ def test_works_of_a_round(on: dict[str, Any]) -> None:
     wire = Wire(server)
     rounds(fed, server, s, 1)
     exchange = on["uad"] or on["cgr"]
-    *before, posterior = wire.works(1)
+    *before, posterior = wire.functions(1)
     assert before == (["prior"] if exchange else [])
     assert posterior == REFINE or (
         posterior == ALIGN and on == {"uad": True, "cgr": False, "cgl": False}
@@ -992,44 +1010,46 @@ def test_works_of_a_round(on: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("alternate", ["round", "batch"])
-def test_stage_two_leaves_teachers_priors_and_letters_alone(
+def test_stage_two_leaves_teachers_priors_and_messages_unchanged(
     alternate: Literal["round", "batch"],
 ) -> None:
     """BatchNorm, whose running statistics a training pass would move; nothing asks for gradients
     afterwards.
     """
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(12, IMAGE, CLASSES, seed=4)
-    w, own, one, two = (task.init(Key(k)) for k in (1, 2, 3, 4))
+    w, own, first, second = (task.init(Key(k)) for k in (1, 2, 3, 4))
     D = discriminator("shallow", task.width, task.width, 3).init(Key(5))
     counts = torch.tensor([3, 3, 3, 3])
-    inbox = {1: Prior(one, counts), 2: Prior(two, counts)}
+    inbox = {1: Prior(first, counts), 2: Prior(second, counts)}
     party = replace(
         party_of(task, data, Training(lr=0.05, batch=5, epochs=2, min_batch=2), parties=3),
         inbox=inbox,
     )
-    before = digest(w, own, one, two, D, {"x": data.x, "counts": counts})
-    mine = FedUadState({}, w, Prior(own, counts), {})
-    _, reply = worked(party_function(FedUfo(alternate=alternate))(mine, Both({}, D), party, Key(6)))
-    assert digest(w, own, one, two, D, {"x": data.x, "counts": counts}) == before
+    before = digest(w, own, first, second, D, {"x": data.x, "counts": counts})
+    state = FedUadState({}, w, Prior(own, counts), {})
+    _, reply = run_call(
+        party_function(FedUfo(alternate=alternate))(state, Both({}, D), party, Key(6))
+    )
+    assert digest(w, own, first, second, D, {"x": data.x, "counts": counts}) == before
     assert not any(
         v.requires_grad
-        for tree in (w, own, one, two, D, reply.theta, reply.D)
+        for tree in (w, own, first, second, D, reply.theta, reply.D)
         for v in tree.values()
     )
     assert not same(reply.theta, w)
     assert not same(reply.D, D)
 
 
-def test_stage_one_d_stands_still_while_h_learns_and_h_while_d_learns() -> None:
+def test_stage_one_d_is_fixed_while_h_learns_and_h_while_d_learns() -> None:
     """Without passes of D it is as it came, so h's epochs did not touch it; with them h ends where
     it did without.
     """
     D = discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2))
     for make in (FedUad, FedUfo):
-        still, moved = (_posterior(make(disc_epochs=e), D, HOW, _priors())[1] for e in (0, 5))
+        still, with_passes = (_posterior(make(disc_epochs=e), D, HOW, _priors())[1] for e in (0, 5))
         assert same(still.D, D)
-        assert not same(moved.D, D)
-        assert same(still.theta, moved.theta)
+        assert not same(with_passes.D, D)
+        assert same(still.theta, with_passes.theta)
 
 
 # --- section 3.3.2: dynamic sampling
@@ -1045,13 +1065,13 @@ def test_dynamic_sampling_takes_the_worst_half(count: int, n: int) -> None:
     """
     scores = {k: ((k * 7) % n) / n for k in range(n)}
     worst = sorted(scores, key=scores.__getitem__)[: count // 2]
-    drawn: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for seed in range(200):
         group = with_the_worst(count, n, scores, Key(seed))
         assert len(group) == len(set(group)) == count
         assert set(worst) <= set(group) <= set(range(n))
-        drawn.update(group)
-    others = [drawn[k] for k in range(n) if k not in worst]
+        counts.update(group)
+    others = [counts[k] for k in range(n) if k not in worst]
     share = (count - count // 2) / (n - count // 2)
     spread = 4.5 * (200 * share * (1 - share)) ** 0.5
     assert all(abs(k - 200 * share) <= spread for k in others), "the rest at random"
@@ -1073,44 +1093,44 @@ def test_dynamic_sampling_takes_the_never_seen_first() -> None:
 
 
 def _accuracy(w: Params, data: Samples) -> float:
-    return (predicted(w, data.x).argmax(1) == data.y).double().mean().item()
+    return (model_logits(w, data.x).argmax(1) == data.y).double().mean().item()
 
 
 @pytest.mark.sweep("fresh-uad=false", "last-")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "chosen", [{}, {"uad": False}, {"uad": False, "cgr": False}], ids=option_text
+    "settings", [{}, {"uad": False}, {"uad": False, "cgr": False}], ids=option_text
 )
 @pytest.mark.parametrize("dynamic", ["last", "fresh"])
 def test_dynamic_sampling_over_a_run(
-    dynamic: Literal["last", "fresh"], chosen: dict[str, Any]
+    dynamic: Literal["last", "fresh"], settings: dict[str, Any]
 ) -> None:
     """Eight parties, four a round: the two of lowest accuracy of w on their training data, as of
     their last round or now.
     """
-    fed = FedUfo(dynamic=dynamic, stage_one=0.0, **chosen)
-    data, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=12)
+    fed = FedUfo(dynamic=dynamic, stage_one=0.0, **settings)
+    data, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned_rounds=12)
     wire = Wire(server)
-    known: dict[int, float] = {}
+    last_accuracy: dict[int, float] = {}
     unlike_sample, not_the_worst = 0, 0
     for t in range(1, 13):
         now = {i: _accuracy(s.w, d) for i, d in data.items()}
-        seen = {i: known.get(i, -1.0) for i in data} if dynamic == "last" else now
+        scores = {i: last_accuracy.get(i, -1.0) for i in data} if dynamic == "last" else now
         s = rounds(fed, server, s, 1, first=t)
         group = wire.group(t)
         assert len(set(group)) == 4
-        assert sorted(seen[i] for i in group)[:2] == sorted(seen.values())[:2], (
+        assert sorted(scores[i] for i in group)[:2] == sorted(scores.values())[:2], (
             "the two worst, whoever wins a tie"
         )
         unlike_sample += group != server.sample(t)
-        not_the_worst += sorted(seen[i] for i in group) != sorted(seen.values())[:4]
-        known |= {i: now[i] for i in group}
+        not_the_worst += sorted(scores[i] for i in group) != sorted(scores.values())[:4]
+        last_accuracy |= {i: now[i] for i in group}
         if dynamic == "last":
             assert {i: r.accuracy for i, r in wire.replies(t).items()} == pytest.approx(
                 {i: now[i] for i in group}
             )
-            assert s.accuracy == pytest.approx(known)
-            assert "look" not in wire.works(t)
+            assert s.accuracy == pytest.approx(last_accuracy)
+            assert "look" not in wire.functions(t)
         else:
             _, function, messages, _, looks = next(call for call in wire.calls if call[0] == t)
             assert (function, list(messages)) == ("look", list(range(8)))
@@ -1124,7 +1144,7 @@ def test_dynamic_sampling_over_a_run(
             )
     assert unlike_sample > 3
     assert not_the_worst > 3, "half of the group is drawn at random"
-    assert dynamic == "fresh" or set(known) == set(range(8)), "nobody is left out for long"
+    assert dynamic == "fresh" or set(last_accuracy) == set(range(8)), "nobody is left out for long"
 
 
 @pytest.mark.slow
@@ -1133,66 +1153,70 @@ def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(
     dynamic: Literal["last", "fresh"],
 ) -> None:
     fed = FedUfo(dynamic=dynamic)
-    _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=16)
+    _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned_rounds=16)
     wire = Wire(server)
     rounds(fed, server, s, 16)
     usual = [wire.group(t) == server.sample(t) for t in range(1, 17)]
     assert all(usual[:8])
     assert not all(usual[8:])
-    assert [("look" in wire.works(t)) for t in range(1, 17)] == [False] * 8 + [
+    assert [("look" in wire.functions(t)) for t in range(1, 17)] == [False] * 8 + [
         dynamic == "fresh"
     ] * 8
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_bytes_of_fresh_looks_come_with_stage_two(participation: float) -> None:
-    result = ran("fedufo(dynamic=fresh)", participation=participation, rounds=4)
-    _, planned = plan.traffic(result.job)
+    result = run_method("fedufo(dynamic=fresh)", participation=participation, rounds=4)
+    _, traffic_by_round = plan.traffic(result.job)
     for t in (1, 2, 3, 4):
-        assert _charged(result, t) == {
-            kind: size for kind, size in vars(planned[t - 1]).items() if size
+        assert _bytes_by_kind(result, t) == {
+            kind: size for kind, size in vars(traffic_by_round[t - 1]).items() if size
         }
-    assert planned[2].up == planned[1].up + 4 * 4
+    assert traffic_by_round[2].up == traffic_by_round[1].up + 4 * 4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "chosen",
+    "settings",
     [{"dynamic": "off"}, {"cgl": False}, {"cgl": False, "dynamic": "fresh"}],
     ids=option_text,
 )
-def test_dynamic_sampling_is_off_or_without_cgl_the_usual_one(chosen: dict[str, Any]) -> None:
-    fed = FedUfo(**chosen)
-    _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=4)
+def test_sampling_is_uniform_if_dynamic_is_off_or_without_cgl(settings: dict[str, Any]) -> None:
+    fed = FedUfo(**settings)
+    _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned_rounds=4)
     wire = Wire(server)
     s = rounds(fed, server, s, 4)
     for t in (1, 2, 3, 4):
         assert wire.group(t) == server.sample(t)
-        assert "look" not in wire.works(t)
+        assert "look" not in wire.functions(t)
     assert s.accuracy == {}
 
 
 @pytest.mark.slow
 def test_dynamic_sampling_fresh_looks_change_only_who_takes_part() -> None:
     """With everybody in, the parties hold w already: the same weights bit for bit."""
-    usual = ran("fedufo(dynamic=off)")
+    usual = run_method("fedufo(dynamic=off)")
     for dynamic in ("last", "fresh"):
-        assert all(map(same, all_weights(ran(f"fedufo(dynamic={dynamic})")), all_weights(usual)))
+        assert all(
+            map(same, all_weights(run_method(f"fedufo(dynamic={dynamic})")), all_weights(usual))
+        )
 
 
 # --- parties that do not answer
 
 
-def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
-    """Party `who` is not reached by that work in round `when`."""
+def _silence_party(server: LoopServer, name: str, who: int, when: int) -> None:
+    """Party `who` is not reached by the call of `name` in round `when`."""
     function = server.engine.run
 
     def without(
         call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[tuple[int, PartyResult]]:
-        gone = who if (call.function, call.round) == (name, when) else -1
-        messages = {i: m for i, m in messages.items() if i != gone}
-        return function(call, messages, {e: p for e, p in sealed_messages.items() if e[1] != gone})
+        silent = who if (call.function, call.round) == (name, when) else -1
+        messages = {i: m for i, m in messages.items() if i != silent}
+        return function(
+            call, messages, {e: p for e, p in sealed_messages.items() if e[1] != silent}
+        )
 
     server.engine.run = without
 
@@ -1202,7 +1226,7 @@ def test_a_party_without_a_prior_is_out_of_the_round(outputs: Literal["all", "gr
     """Party 1 of four is silent: the round is that of the three others, K_c - 1 = 2."""
     fed = FedUfo(dynamic="off", outputs=outputs)
     data, server, s = game(fed, 4, 1.0)
-    _silent(server, "prior", 1, 1)
+    _silence_party(server, "prior", 1, 1)
     wire, group = Wire(server), [0, 2, 3]
     expected = game(fed, 4, 1.0)[1]
     expected.sample = lambda t: group
@@ -1218,7 +1242,7 @@ def test_a_party_that_missed_a_fresh_look_does_not_train_an_old_model(missed: in
     fed = FedUfo(dynamic="fresh", uad=False, cgr=False)
     for who in range(4):
         _, server, s = game(fed, 4, 0.5, Training(lr=1e-30, batch=100))
-        _silent(server, "look", who, missed)
+        _silence_party(server, "look", who, missed)
         wire = Wire(server)
         for t in range(1, missed + 1):
             s = replace(s, w={k: v + 1 for k, v in s.w.items()})  # each round has a w of its own
@@ -1241,7 +1265,7 @@ def test_eq12_classification_loss_is_the_tasks() -> None:
     values = []
     for task in (usual, Dearer(usual.network, CLASSES, usual.cut)):
         fed = FedUfo(cgr=False)
-        batch = _taught(fed, FedUadState({}, theta, None, {}), party_of(task, data, HOW))
+        batch = _teaching_batch(fed, FedUadState({}, theta, None, {}), party_of(task, data, HOW))
         values.append(fed.objective(task, theta, task.features(theta, data.x), batch).item())
     assert values[1] - values[0] == pytest.approx(5.0, abs=1e-5)
 
@@ -1267,7 +1291,7 @@ def test_section411_layers_of_the_discriminator(
     assert {k: tuple(v.shape) for k, v in D.items()} == expected
     z = noise(4, 200)
     torch.testing.assert_close(
-        FedUad(disc=disc).discriminator(200, 100).logits(D, z), judged(D, z), rtol=0, atol=1e-5
+        FedUad(disc=disc).discriminator(200, 100).logits(D, z), disc_logits(D, z), rtol=0, atol=1e-5
     )
 
 
@@ -1276,20 +1300,20 @@ def test_eq2_outputs_and_labels_of_the_discriminator(
     outputs: Literal["all", "group"], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """K = 5 outputs under the parties' own numbers, or K_c = 3 in the order of the group."""
-    seen = []
+    calls = []
 
-    def noting(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
-        seen.append((disc.classes, owners.me.item(), sorted(owners.others.tolist())))
+    def recording_loss(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
+        calls.append((disc.classes, owners.me.item(), sorted(owners.others.tolist())))
         return tell_apart(disc, D, batch, owners)
 
-    monkeypatch.setattr("comity.algorithms.feduad.tell_apart", noting)
+    monkeypatch.setattr("comity.algorithms.feduad.tell_apart", recording_loss)
     fed = FedUfo(outputs=outputs, dynamic="off")
     _, server, s = game(fed)
     rounds(fed, server, s, 1)
     group = server.sample(1)
     assert group != [0, 1, 2]
     names = group if outputs == "all" else [0, 1, 2]
-    assert seen == [(count, me, [j for j in names if j != me]) for me in names]
+    assert calls == [(count, me, [j for j in names if j != me]) for me in names]
 
 
 def test_u4_federated_d_is_the_weighted_average_of_the_groups() -> None:
@@ -1297,10 +1321,10 @@ def test_u4_federated_d_is_the_weighted_average_of_the_groups() -> None:
     _, server, s = game(fed, how=Training(lr=0.1, batch=4))
     wire = Wire(server)
     for t in (1, 2):
-        sent = s.D
+        sent_D = s.D
         s = rounds(fed, server, s, 1, first=t)
         messages = wire.calls[-1][2]
-        assert all(same(message.D, sent) for message in messages.values())
+        assert all(same(message.D, sent_D) for message in messages.values())
         replies = wire.replies(t)
         n = sum(SIZES[k] for k in replies)
         for name in s.D:
@@ -1329,8 +1353,8 @@ def test_u4_a_d_that_is_not_averaged_does_not_travel(
         assert s.D == {}
         after = [server.state(i).D for i in range(5)]
         for i in range(5):
-            moved = not same(after[i], before[i])
-            assert moved == (where == "local" and i in server.sample(t))
+            changed = not same(after[i], before[i])
+            assert changed == (where == "local" and i in server.sample(t))
         before = after
     assert all(message.D == {} for *_, mail, _, replies in wire.calls for message in (*mail.values(), *replies.values())
                if isinstance(message, Both))  # fmt: skip
@@ -1353,24 +1377,26 @@ def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Pa
     inbox = _priors()
     party = replace(party_of(task, data, how, parties=3), inbox=inbox)
     fed = FedUad(alternate="batch", weight=weight)
-    _, reply = worked(party_function(fed)(FedUadState({}, w, None, {}), Both({}, D), party, Key(3)))
+    _, reply = run_call(
+        party_function(fed)(FedUadState({}, w, None, {}), Both({}, D), party, Key(3))
+    )
     theta, d = ({k: v.clone().requires_grad_() for k, v in tree.items()} for tree in (w, D))
     on_h, on_d = (torch.optim.SGD(tree.values(), lr=0.2, momentum=momentum) for tree in (theta, d))
     count = 0
     for batch in batches(data, Key(3), how):
-        z = encoded(theta, batch.x)
+        z = encoder_features(theta, batch.x)
         logits = z @ theta["fc3.weight"].T + theta["fc3.bias"]
         eq11 = (
             F.cross_entropy(logits, batch.y)
-            - weight * judged(d, z).log_softmax(1).sum(1).mean() / 3
+            - weight * disc_logits(d, z).log_softmax(1).sum(1).mean() / 3
         )
         on_h.zero_grad()
         eq11.backward()
         on_h.step()
-        eq5 = F.cross_entropy(judged(d, z.detach()), torch.full((len(z),), 0))
+        eq5 = F.cross_entropy(disc_logits(d, z.detach()), torch.full((len(z),), 0))
         for j, prior in inbox.items():
-            other = encoded(prior.theta, data.x[batch.indices])
-            eq5 = eq5 + F.cross_entropy(judged(d, other), torch.full((len(z),), j)) / 2
+            other = encoder_features(prior.theta, data.x[batch.indices])
+            eq5 = eq5 + F.cross_entropy(disc_logits(d, other), torch.full((len(z),), j)) / 2
         on_d.zero_grad()
         eq5.backward()
         on_d.step()
@@ -1414,7 +1440,7 @@ def test_u14_steps_of_both_alternations_are_counted() -> None:
     together are one step.
     """
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
-    assert [ran(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [
+    assert [run_method(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [
         4 * 3 * epoch,
         4 * 2 * epoch,
     ]
@@ -1425,7 +1451,7 @@ def test_u14_steps() -> None:
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
     expected = {"feduad": 3, "feduad(disc_epochs=0)": 2, "feduad(disc_epochs=4,disc_state=fresh)": 6, "fedufo": 3,
                 "fedufo(uad=false)": 2, "fedufo(uad=false,cgr=false)": 1}  # fmt: skip
-    assert {name: ran(name).summary["steps"] for name in expected} == {
+    assert {name: run_method(name).summary["steps"] for name in expected} == {
         k: 4 * v * epoch for k, v in expected.items()
     }
 
@@ -1485,10 +1511,10 @@ def test_eq7_with_batchnorm_at_home_the_own_prior_is_what_training_made() -> Non
     w, key = task.init(Key(1)), Key(2)
     own = {k: v for k, v in w.items() if k in task.private}
     message = Both({k: v for k, v in w.items() if k not in own}, {})
-    mine, _ = worked(fed.prior(FedUadState(own, {}, None, {}), message, party, key))
-    trained = fit(task.loss, w, data, key, how).theta
-    target = task.logits(trained, data.x).softmax(1).softmax(1)
-    batch = _taught(fed, mine, party)
+    state, _ = run_call(fed.prior(FedUadState(own, {}, None, {}), message, party, key))
+    prior = fit(task.loss, w, data, key, how).theta
+    target = task.logits(prior, data.x).softmax(1).softmax(1)
+    batch = _teaching_batch(fed, state, party)
     theta = {k: v.clone() for k, v in w.items()}
     value = fed.objective(task, theta, task.features(theta, data.x, train=True), batch)
     theta = {k: v.clone() for k, v in w.items()}
@@ -1527,25 +1553,25 @@ BYTES: list[tuple[str, dict[str, Any], int, int, int, bool]] = [
 ]  # fmt: skip
 
 
-def _charged(result: comity.Result, t: int) -> Counter[str]:
-    found: Counter[str] = Counter()
+def _bytes_by_kind(result: comity.Result, t: int) -> Counter[str]:
+    by_kind: Counter[str] = Counter()
     for row in result.ledger:
         if row.round == t and row.kind in ("up", "down", "peer"):
-            found[row.kind] += row.bytes
-    return found
+            by_kind[row.kind] += row.bytes
+    return by_kind
 
 
 @pytest.mark.sweep("disc_state=local", "fedufo(uad=false)")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "chosen", "models", "discs", "figures", "swap"),
+    ("method", "settings", "models", "discs", "figures", "swap"),
     BYTES,
     ids=[text(name, o) for name, o, *_ in BYTES],
 )
 @pytest.mark.parametrize(("participation", "K_c"), [(1.0, 4), (0.5, 2)])
 def test_bytes_of_a_round(
     method: str,
-    chosen: dict[str, Any],
+    settings: dict[str, Any],
     models: int,
     discs: int,
     figures: int,
@@ -1558,56 +1584,56 @@ def test_bytes_of_a_round(
 
     The last 4 names one of the group, for whom a prior is sealed.
     """
-    result = ran(text(method, chosen), participation=participation, rounds=2)
-    _, planned = plan.traffic(result.job)
+    result = run_method(text(method, settings), participation=participation, rounds=2)
+    _, traffic_by_round = plan.traffic(result.job)
     for t in (1, 2):
         down = K_c * (models * S_L + discs * S_D)
         expected = {"up": down + 4 * figures * K_c, "down": down}
         if swap:
             expected["peer"] = K_c * (K_c - 1) * (S_L + COUNTS)
             expected["down"] += 4 * K_c * (K_c - 1)
-        assert _charged(result, t) == expected
-        assert vars(planned[t - 1]) == {"peer": 0} | expected
+        assert _bytes_by_kind(result, t) == expected
+        assert vars(traffic_by_round[t - 1]) == {"peer": 0} | expected
 
 
 @pytest.mark.parametrize(
-    "chosen", [{}, {"uad": False, "cgr": False}, {"disc_state": "local"}], ids=option_text
+    "settings", [{}, {"uad": False, "cgr": False}, {"disc_state": "local"}], ids=option_text
 )
 @pytest.mark.parametrize(("participation", "K_c"), [(1.0, 4), (0.5, 2)])
-def test_bytes_of_fresh_looks(chosen: dict[str, Any], participation: float, K_c: int) -> None:
+def test_bytes_of_fresh_looks(settings: dict[str, Any], participation: float, K_c: int) -> None:
     """U10: all K = 4 get w and answer a figure, so (K - K_c) S_L down and 4 K up come to a round."""
-    exchange, D = chosen.get("cgr", True), S_D if chosen == {} else 0
-    result = ran(
-        text("fedufo", {"dynamic": "fresh", "stage_one": 0.0, **chosen}),
+    exchange, D = settings.get("cgr", True), S_D if settings == {} else 0
+    result = run_method(
+        text("fedufo", {"dynamic": "fresh", "stage_one": 0.0, **settings}),
         participation=participation,
         rounds=2,
     )
-    _, planned = plan.traffic(result.job)
+    _, traffic_by_round = plan.traffic(result.job)
     for t in (1, 2):
         expected = {"up": K_c * (S_L + D) + 4 * 4, "down": 4 * S_L + K_c * D}
         if exchange:
             expected["peer"] = K_c * (K_c - 1) * (S_L + COUNTS)
             expected["down"] += 4 * K_c * (K_c - 1)
-        assert _charged(result, t) == expected
-        assert vars(planned[t - 1]) == {"peer": 0} | expected
+        assert _bytes_by_kind(result, t) == expected
+        assert vars(traffic_by_round[t - 1]) == {"peer": 0} | expected
 
 
 def test_bytes_of_cgl_alone_are_fedavgs() -> None:
     """Section 5: no extra communication cost."""
     ours, theirs = (
-        ran("fedufo(uad=false,cgr=false,dynamic=off)", participation=0.5),
-        ran("fedavg", participation=0.5),
+        run_method("fedufo(uad=false,cgr=false,dynamic=off)", participation=0.5),
+        run_method("fedavg", participation=0.5),
     )
     assert ours.ledger == theirs.ledger
-    assert _charged(ours, 1) == {"up": 2 * S_L, "down": 2 * S_L}
+    assert _bytes_by_kind(ours, 1) == {"up": 2 * S_L, "down": 2 * S_L}
     assert not same(ours.model("p0").theta, theirs.model("p0").theta)
 
 
 def test_bytes_of_five_parties_are_six_models_each() -> None:
     """N = K_c = 5: a model down with the names of four others, one up, four to them; 4 C bytes of
-    each parcel are counts.
+    each sealed message are counts.
     """
-    result = ran("fedufo(disc_state=local,dynamic=off)", parties=5)
+    result = run_method("fedufo(disc_state=local,dynamic=off)", parties=5)
     for t in (1, 2, 3, 4):
         rows = [
             row for row in result.ledger if row.round == t and row.kind in ("up", "down", "peer")
@@ -1624,7 +1650,7 @@ def test_bytes_of_five_parties_are_six_models_each() -> None:
 )
 def test_bytes_of_each_discriminator(disc: str, size: int) -> None:
     """5 values, 4 parties: (5 + 1) 5 a hidden layer and (5 + 1) 4 for the last."""
-    assert _charged(ran(f"feduad(disc={disc})"), 1)["up"] == 4 * (S_L + 4 * size)
+    assert _bytes_by_kind(run_method(f"feduad(disc={disc})"), 1)["up"] == 4 * (S_L + 4 * size)
 
 
 # --- section 4.1.1 iii: P_acc
@@ -1633,7 +1659,7 @@ def test_bytes_of_each_discriminator(disc: str, size: int) -> None:
 @pytest.mark.parametrize("method", ["feduad", "fedufo"])
 def test_pacc_is_the_global_models_accuracy_on_pooled_data(method: str) -> None:
     """A row for each evaluation; the last is the deployed model's, which is everybody's."""
-    result = ran(method)
+    result = run_method(method)
     rows = [row for row in result.metrics if row.split == "pooled"]
     assert [(row.round, row.party, row.metric) for row in rows] == [
         (t, "server", "accuracy") for t in range(5)
@@ -1642,7 +1668,7 @@ def test_pacc_is_the_global_models_accuracy_on_pooled_data(method: str) -> None:
     assert all(same(model, models[0]) for model in models)
     parties: list[Party] = result.job.parties
     x, y = (torch.cat([getattr(p.data.test, part) for p in parties]) for part in ("x", "y"))
-    right = (predicted(models[0], x).argmax(1) == y).double().mean().item()
+    right = (model_logits(models[0], x).argmax(1) == y).double().mean().item()
     assert rows[-1].value == pytest.approx(right, abs=1e-6)
 
 
@@ -1669,8 +1695,8 @@ def _tables(result: comity.Result) -> list[bytes]:
 @pytest.mark.parametrize("method", STATEFUL[:3])
 def test_process_equals_loop(method: str, tmp_path: Path) -> None:
     ours, theirs = (
-        ran(method, BATCHNORM, engine="process", workers=2, out=tmp_path, **HALF),
-        ran(method, BATCHNORM, **HALF),
+        run_method(method, BATCHNORM, engine="process", workers=2, out=tmp_path, **HALF),
+        run_method(method, BATCHNORM, **HALF),
     )
     assert _tables(ours) == _tables(theirs)
     assert all(map(same, all_weights(ours), all_weights(theirs)))
@@ -1680,14 +1706,14 @@ class Stop(Quiet):
     """Stops a run in round `during`, when so many parties have answered."""
 
     def __init__(self, during: int, answers: int) -> None:
-        self.now, self.during, self.left, self.first = 0, during, answers, -1
+        self.now, self.during, self.replies_left, self.first = 0, during, answers, -1
 
     def begin(self, job: Any, first_round: int) -> None:
         self.first = first_round
 
     def add_replies(self, count: int) -> None:
-        self.left -= count if self.now == self.during else 0
-        if self.left <= 0:
+        self.replies_left -= count if self.now == self.during else 0
+        if self.replies_left <= 0:
             raise KeyboardInterrupt
 
     def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
@@ -1701,17 +1727,17 @@ class Stop(Quiet):
 def test_resumed_equals_straight(
     method: str, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in round 3 of 4, among the first or the second work's answers: accuracies, local Ds
+    """Stopped in round 3 of 4, among the replies to the first or second call: accuracies, local Ds
     and velocity are states.
     """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        ran(method, BATCHNORM, out=tmp_path, progress=Stop(3, answers), **HALF)
+        run_method(method, BATCHNORM, out=tmp_path, progress=Stop(3, answers), **HALF)
     assert json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())["round"] == 2
     watch = Stop(99, 1)
     ours, theirs = (
-        ran(method, BATCHNORM, out=tmp_path, resume=True, progress=watch, **HALF),
-        ran(method, BATCHNORM, **HALF),
+        run_method(method, BATCHNORM, out=tmp_path, resume=True, progress=watch, **HALF),
+        run_method(method, BATCHNORM, **HALF),
     )
     assert watch.first == 2
     assert _tables(ours) == _tables(theirs)

@@ -46,7 +46,7 @@ OPTIMIZERS: dict[str, tuple[Training, Callable[[Any], torch.optim.Optimizer]]] =
 }
 
 
-def changed(how: Training, **settings: Any) -> Training:
+def with_settings(how: Training, **settings: Any) -> Training:
     return Training(**(vars(how) | settings))
 
 
@@ -56,7 +56,7 @@ def test_ten_steps_equal_torch_optim(kind: str) -> None:
     gradients are never written out.
     """
     how, make = OPTIMIZERS[kind]
-    how = changed(how, batch=4, steps=10)
+    how = with_settings(how, batch=4, steps=10)
     task, data = task_of("mlp2(width=5)", SHAPE, CLASSES), samples(14, SHAPE, CLASSES)
     theta = task.init(Key(1))
     layers = {
@@ -73,17 +73,17 @@ def test_ten_steps_equal_torch_optim(kind: str) -> None:
         F.cross_entropy(model(batch.x), batch.y).backward()
         optimizer.step()
         count += 1
-    done = fit(task.loss, theta, data, Key(2), how)
-    assert count == done.steps == 10
+    result = fit(task.loss, theta, data, Key(2), how)
+    assert count == result.steps == 10
     for name, layer in layers.items():
-        ours, theirs = done.theta[f"{name}.weight"], layer.weight.detach()
+        ours, theirs = result.theta[f"{name}.weight"], layer.weight.detach()
         torch.testing.assert_close(
             ours,
             theirs,
             **({"rtol": 0, "atol": 0} if kind == "adam" else {"rtol": 1e-5, "atol": 1e-7}),
         )
         torch.testing.assert_close(
-            done.theta[f"{name}.bias"], layer.bias.detach(), rtol=1e-5, atol=1e-7
+            result.theta[f"{name}.bias"], layer.bias.detach(), rtol=1e-5, atol=1e-7
         )
 
 
@@ -100,17 +100,19 @@ START = {
     "b": torch.tensor([[3.0]]),
     "c.~buffer": torch.tensor([7.0]),
 }
-ONE = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+ONE_SAMPLE = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_moments_continue_as_one_long_training(kind: str) -> None:
-    how = changed(OPTIMIZERS[kind][0], lr=0.003)
-    whole = fit(bowl, START, ONE, Key(0), changed(how, steps=10))
-    first = fit(bowl, START, ONE, Key(1), changed(how, steps=4))
-    second = fit(bowl, first.theta, ONE, Key(2), changed(how, steps=6), moments=first.moments)
+    how = with_settings(OPTIMIZERS[kind][0], lr=0.003)
+    whole = fit(bowl, START, ONE_SAMPLE, Key(0), with_settings(how, steps=10))
+    first = fit(bowl, START, ONE_SAMPLE, Key(1), with_settings(how, steps=4))
+    second = fit(
+        bowl, first.theta, ONE_SAMPLE, Key(2), with_settings(how, steps=6), moments=first.moments
+    )
     assert all(torch.equal(second.theta[k], whole.theta[k]) for k in START)
-    restarted = fit(bowl, first.theta, ONE, Key(2), changed(how, steps=6))
+    restarted = fit(bowl, first.theta, ONE_SAMPLE, Key(2), with_settings(how, steps=6))
     assert torch.equal(restarted.theta["a"], whole.theta["a"]) == (
         not how.momentum and how.optimizer == "sgd"
     )
@@ -119,21 +121,23 @@ def test_moments_continue_as_one_long_training(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["sgd-momentum", "adam"])
 def test_moments_belong_to_names_not_to_places(kind: str) -> None:
     """The same weights in another order are the same weights."""
-    how = changed(OPTIMIZERS[kind][0], lr=0.003, steps=4)
-    first = fit(bowl, START, ONE, Key(1), how)
-    straight = fit(bowl, first.theta, ONE, Key(2), how, moments=first.moments)
+    how = with_settings(OPTIMIZERS[kind][0], lr=0.003, steps=4)
+    first = fit(bowl, START, ONE_SAMPLE, Key(1), how)
+    straight = fit(bowl, first.theta, ONE_SAMPLE, Key(2), how, moments=first.moments)
     turned = {k: first.theta[k] for k in reversed(first.theta)}
-    assert _same(fit(bowl, turned, ONE, Key(2), how, moments=first.moments).theta, straight.theta)
+    assert _same(
+        fit(bowl, turned, ONE_SAMPLE, Key(2), how, moments=first.moments).theta, straight.theta
+    )
 
 
-def _same(one: Params, other: Params) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+def _same(ours: Params, theirs: Params) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_fit_changes_none_of_its_inputs(kind: str) -> None:
     """Weights, running statistics, data, `add` and `moments` are the caller's."""
-    how = changed(OPTIMIZERS[kind][0], batch=4)
+    how = with_settings(OPTIMIZERS[kind][0], batch=4)
     shape = (1, 8, 8)
     task, data = task_of("fedbn-cnn(scale=0.03)", shape, CLASSES), samples(12, shape, CLASSES)
     theta = task.init(Key(1))
@@ -143,47 +147,55 @@ def test_fit_changes_none_of_its_inputs(kind: str) -> None:
     if moments:
         inputs += [*moments.first.values(), *moments.second.values()]
     before = [v.clone() for v in inputs]
-    done = fit(task.loss, theta, data, Key(3), how, add=add, moments=moments)
+    result = fit(task.loss, theta, data, Key(3), how, add=add, moments=moments)
     assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True))
-    assert not any(v.requires_grad for v in (*inputs, *done.theta.values()))
-    assert not torch.equal(done.theta["conv1.bn.~mean"], theta["conv1.bn.~mean"]), (
+    assert not any(v.requires_grad for v in (*inputs, *result.theta.values()))
+    assert not torch.equal(result.theta["conv1.bn.~mean"], theta["conv1.bn.~mean"]), (
         "running statistics follow training"
     )
-    assert not _same(done.theta, theta)
+    assert not _same(result.theta, theta)
 
 
 def test_add_is_added_to_every_gradient() -> None:
     """SCAFFOLD's l.10: y - lr (g + shift); three steps on a linear loss with gradient 2."""
-    done = fit(
-        lambda theta, batch: 2 * theta["w"].sum(), {"w": torch.tensor([1.0]), "v": torch.tensor([1.0])}, ONE, Key(0),
+    result = fit(
+        lambda theta, batch: 2 * theta["w"].sum(),
+        {"w": torch.tensor([1.0]), "v": torch.tensor([1.0])},
+        ONE_SAMPLE,
+        Key(0),
         Training(lr=0.1, steps=3), add={"w": torch.tensor([-5.0])},
     )  # fmt: skip
-    assert done.theta["w"].item() == pytest.approx(1 - 3 * 0.1 * (2 - 5))
-    assert done.theta["v"].item() == 1
+    assert result.theta["w"].item() == pytest.approx(1 - 3 * 0.1 * (2 - 5))
+    assert result.theta["v"].item() == 1
 
 
 def test_only_trains_what_it_names() -> None:
-    done = fit(
-        bowl, START, ONE, Key(0), Training(lr=0.01, momentum=0.9, steps=3), only=frozenset({"b"})
+    result = fit(
+        bowl,
+        START,
+        ONE_SAMPLE,
+        Key(0),
+        Training(lr=0.01, momentum=0.9, steps=3),
+        only=frozenset({"b"}),
     )
-    assert torch.equal(done.theta["a"], START["a"])
-    assert not torch.equal(done.theta["b"], START["b"])
-    assert done.moments is not None
-    assert set(done.moments.first) == {"b"}
+    assert torch.equal(result.theta["a"], START["a"])
+    assert not torch.equal(result.theta["b"], START["b"])
+    assert result.moments is not None
+    assert set(result.moments.first) == {"b"}
 
 
 def test_loss_of_the_last_batch() -> None:
     """One step from 3 on w^2 with lr 0.1: the loss seen was 9, and w is 2.4 afterwards."""
-    done = fit(
+    result = fit(
         lambda theta, batch: theta["w"].square().sum(),
         {"w": torch.tensor([3.0])},
-        ONE,
+        ONE_SAMPLE,
         Key(0),
         Training(lr=0.1, steps=1),
     )
-    assert done.loss is not None
-    assert done.loss.item() == 9
-    assert done.theta["w"].item() == pytest.approx(2.4)
+    assert result.loss is not None
+    assert result.loss.item() == 9
+    assert result.theta["w"].item() == pytest.approx(2.4)
 
 
 # --- batches
@@ -265,8 +277,8 @@ def test_section0_batch_1_with_batchnorm_ends() -> None:
 
 def test_an_epoch_sees_every_sample_once_in_a_fresh_order() -> None:
     data = Samples(torch.arange(23.0)[:, None], torch.arange(23))
-    seen = [b.y for b in batches(data, Key(5), Training(batch=4, epochs=3))]
-    epochs = [torch.cat(seen[6 * e : 6 * e + 6]) for e in range(3)]
+    labels = [b.y for b in batches(data, Key(5), Training(batch=4, epochs=3))]
+    epochs = [torch.cat(labels[6 * e : 6 * e + 6]) for e in range(3)]
     assert all(sorted(e.tolist()) == list(range(23)) for e in epochs)
     assert len({tuple(e.tolist()) for e in epochs}) == 3
 
@@ -291,46 +303,48 @@ def test_scratch_lives_for_one_fit() -> None:
     """A loss may carry something from batch to batch, and finds nothing when the next training
     begins.
     """
-    found: list[int] = []
+    scratch_sizes: list[int] = []
 
     def loss(theta: Params, batch: Batch) -> Tensor:
-        found.append(len(batch.scratch))
+        scratch_sizes.append(len(batch.scratch))
         batch.scratch[f"batch {batch.number}"] = batch.x
         return theta["w"].sum()
 
     for training in (0, 1):
-        done = fit(
+        result = fit(
             loss, {"w": torch.zeros(1)}, samples(6, (1,), 2), Key(training), Training(batch=2)
         )
-        assert list(done.scratch) == [
+        assert list(result.scratch) == [
             "batch 0",
             "batch 1",
             "batch 2",
-        ], "the work finds it when the training is over"
-    assert found == [0, 1, 2, 0, 1, 2]
+        ], "the party function finds it when the training is over"
+    assert scratch_sizes == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_running_work_counts_the_steps_of_all_it_asks_for() -> None:
+def test_a_running_call_counts_the_steps_of_all_its_requests() -> None:
     """Trainings of 3 and 4 steps, and a step of its own over 2 batches."""
     task = task_of("mlp2(width=5)", SHAPE, CLASSES)
     party = party_of(task, samples(6, SHAPE, CLASSES), Training(batch=3))
 
     async def function() -> tuple[list[int], int]:
-        made = [
+        fits = [
             await party.fit(plain, task.init(Key(1)), Key(i), training=Training(steps=n))
             for i, n in enumerate((3, 4))
         ]
-        return [done.steps for done in made], await party.fold(
+        return [result.steps for result in fits], await party.fold(
             lambda count, batch: count + 1, 0, Key(2)
         )
 
-    running = RunningCall(function(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
-    counted = [running.steps]
+    running = RunningCall(
+        function(), CallId("a function", 0, 0, 0), KeptMoments({}, ""), nullcontext()
+    )
+    step_counts = [running.steps]
     while running.request:
         running.train()
-        counted.append(running.steps)
+        step_counts.append(running.steps)
     assert running.result == ([3, 4], 2)
-    assert counted == [0, 3, 7, 9]
+    assert step_counts == [0, 3, 7, 9]
 
 
 def test_a_run_counts_the_steps_of_all_parties() -> None:

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_reductions import assert_same, ran
+from test_reductions import assert_same, run_method
 from torch import Tensor, nn
 from toys import (
     batch_of,
     federation,
-    net_of,
     noise,
     party_of,
     quadratic,
     rounds,
     rows,
+    run_call,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -73,7 +73,7 @@ def run(method: str, **settings: Any) -> comity.Result:
     return comity.run(method, federation(SIZES), **SETTINGS | settings)
 
 
-def deployed(method: str, **settings: Any) -> list[Params]:
+def deployed_models(method: str, **settings: Any) -> list[Params]:
     result = run(method, **settings)
     return [result.model(name).theta for name in result.job.info.names]
 
@@ -103,10 +103,10 @@ def free(theta: Params) -> Params:
 
 
 def grads_of(value: Tensor, theta: Params) -> Params:
-    found = torch.autograd.grad(
+    grads = torch.autograd.grad(
         value, list(theta.values()), allow_unused=True, materialize_grads=True
     )
-    return dict(zip(theta, found, strict=True))
+    return dict(zip(theta, grads, strict=True))
 
 
 def assert_close(ours: Params, expected: Params, atol: float = 1e-6) -> None:
@@ -124,9 +124,9 @@ class Generator(nn.Module):
     def __init__(self, G: Params) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            hidden, given = G["gen1.weight"].shape
+            hidden, inputs = G["gen1.weight"].shape
             self.fc1, self.bn, self.fc2 = (
-                nn.Linear(given, hidden),
+                nn.Linear(inputs, hidden),
                 nn.BatchNorm1d(hidden),
                 nn.Linear(hidden, len(G["gen2.bias"])),
             )
@@ -148,8 +148,8 @@ class Generator(nn.Module):
         )
 
     def params(self) -> Params:
-        mine = self.state_dict()
-        return {theirs: mine[ours] for ours, theirs in self.names.items()}
+        state = self.state_dict()
+        return {theirs: state[ours] for ours, theirs in self.names.items()}
 
 
 def gen(**options: Any) -> FedGen:
@@ -168,14 +168,14 @@ def j_g(method: FedGen, task: LearningTask, G: Params, y: Tensor, heads: Ensembl
     )
 
 
-def j_k(method: FedGen, task: LearningTask, theta: Params, data: Samples, given: Given) -> Tensor:
+def j_k(method: FedGen, task: LearningTask, theta: Params, data: Samples, aux: Given) -> Tensor:
     """A party's objective on one batch, with the labels and the noise that belong to it."""
     batch = batch_of(data)
     return method.j_k(
         task,
         theta,
-        replace(batch, draws=method.draw_request(batch, BatchKey(0, batch.number), given)),
-        given,
+        replace(batch, draws=method.draw_request(batch, BatchKey(0, batch.number), aux)),
+        aux,
     )
 
 
@@ -218,14 +218,14 @@ def test_fedgen_server_trains_the_generator_by_adam_over_rounds(
     """
     task, method = small(), gen(gen_steps=3, gen_batch=6, gen_lr=0.01)
     data = [samples(9, SHAPE, CLASSES, seed=1), samples(3, SHAPE, CLASSES, seed=2)]
-    server, s = net_of(method, task, data, Training(lr=0.3, batch=4, epochs=3))
+    server, s = server_of(method, task, data, Training(lr=0.3, batch=4, epochs=3))
     reference = Generator(s.G)
     adam = torch.optim.Adam(reference.parameters(), lr=0.01)
     s = rounds(method, server, s, 2)
-    for t, sent in zip((1, 2), replies[-2:], strict=True):
-        drawn = Key.root(0).fold("server", t, "labels").generator()
+    for t, head_replies in zip((1, 2), replies[-2:], strict=True):
+        generator = Key.root(0).fold("server", t, "labels").generator()
         labels = torch.multinomial(
-            torch.tensor([4.0, 4.0, 4.0]), 18, replacement=True, generator=drawn
+            torch.tensor([4.0, 4.0, 4.0]), 18, replacement=True, generator=generator
         )
         key = Key.root(0).fold("server", t, "generator")
         order = key.fold("order", 0).permutation(18)
@@ -233,7 +233,7 @@ def test_fedgen_server_trains_the_generator_by_adam_over_rounds(
             adam.zero_grad()
             z = reference(eps_of(key.fold("made", number), 6), y)
             F.cross_entropy(
-                0.75 * linear(sent[0].theta, z) + 0.25 * linear(sent[1].theta, z), y
+                0.75 * linear(head_replies[0].theta, z) + 0.25 * linear(head_replies[1].theta, z), y
             ).backward()
             adam.step()
     before_batchnorm = frozenset(
@@ -244,7 +244,7 @@ def test_fedgen_server_trains_the_generator_by_adam_over_rounds(
 
 def test_fedgen_learned_representations_are_recognised_by_the_heads() -> None:
     task, method = small(), gen(gen_steps=300, gen_lr=0.01)
-    server, s = net_of(method, task, [samples(9, SHAPE, CLASSES)], Training(lr=0.0, batch=4))
+    server, s = server_of(method, task, [samples(9, SHAPE, CLASSES)], Training(lr=0.0, batch=4))
     s = rounds(method, server, s, 1)
     y = torch.arange(300) % CLASSES
     z = method.generate(task, s.G, Wanted(y, eps_of(Key(9), 300)))
@@ -282,7 +282,7 @@ def test_fedgen_label_histogram_is_pooled_and_shared_once(replies: list[dict[int
         Samples(noise(2, *SHAPE), torch.tensor([2, 0])),
     ]
     method = gen()
-    server, s = net_of(method, small(), data, Training(lr=0.1, batch=4))
+    server, s = server_of(method, small(), data, Training(lr=0.1, batch=4))
     assert [replies[0][i].counts.tolist() for i in (0, 1)] == [[3, 0, 1], [1, 0, 1]]
     assert (
         s.labels.tolist()
@@ -309,8 +309,8 @@ def test_fedgen_bytes_by_hand() -> None:
 @pytest.mark.parametrize("model", ["mlp2", "batchnorm"])
 @pytest.mark.parametrize("wrapper", ["", "+dbe"])
 def test_fedgen_weight_0_is_fedavg(model: str, participation: float, wrapper: str) -> None:
-    ours = ran(f"fedgen(weight=0,{SMALL}){wrapper}", model, participation)
-    parent = ran(f"fedavg{wrapper}", model, participation)
+    ours = run_method(f"fedgen(weight=0,{SMALL}){wrapper}", model, participation)
+    parent = run_method(f"fedavg{wrapper}", model, participation)
     for name in parent.job.info.names:
         a, b = ours.model(name).theta, parent.model(name).theta
         assert a.keys() == b.keys()
@@ -331,11 +331,11 @@ def test_fedgen_weight_0_is_fedavg_with_batchnorm_in_the_head() -> None:
 
 
 def test_fedgen_switched_on_is_not_fedavg() -> None:
-    ours, parent = deployed(f"fedgen({SMALL})")[0], deployed("fedavg")[0]
+    ours, parent = deployed_models(f"fedgen({SMALL})")[0], deployed_models("fedavg")[0]
     assert not torch.equal(ours["fc3.weight"], parent["fc3.weight"])
 
 
-def wrapped(wrapper: Dbe, party: Party, consensus: Tensor | None = None) -> Party:
+def wrap(wrapper: Dbe, party: Party, consensus: Tensor | None = None) -> Party:
     """The party as a host sees it inside a wrapper."""
     return wrapper.wrap_party(
         party, wrapper.extra(Key(0), party) if consensus is None else Mean(consensus)
@@ -351,7 +351,7 @@ def test_fedgen_generated_z_meet_no_offset(cut: str) -> None:
     task = task_of("lenet5(width=5)", (1, 8, 8), CLASSES)
     if cut:
         cut = "conv2"  # another width than the model's cut
-    inside = wrapped(Dbe(host=method, kappa=0.0, cut=cut), party_of(task, data, Training())).task
+    inside = wrap(Dbe(host=method, kappa=0.0, cut=cut), party_of(task, data, Training())).task
     theta = inside.init(Key(1)) | {OFFSET: noise(*inside.z_shape, seed=4)}
     G = method.generator(task).init(Key(5))
     value = j_k(method, inside, theta, data, Given(G, torch.ones(CLASSES)))
@@ -412,9 +412,7 @@ def test_fedrod_balanced_softmax_by_hand() -> None:
     )
 
 
-def test_fedrod_trains_body_and_generic_head_by_the_one_and_the_personal_head_by_the_other() -> (
-    None
-):
+def test_fedrod_each_loss_trains_its_own_part() -> None:
     task, theta = rod(data := uneven())
     theta = free(theta)
     ours = grads_of(task.loss(theta, batch_of(data)), theta)
@@ -460,11 +458,11 @@ def test_fedrod_generic_part_with_balanced_classes_is_fedavg() -> None:
 
 
 def test_fedrod_sends_what_fedavg_sends(replies: list[dict[int, Any]]) -> None:
-    sent = {
+    traffic = {
         m: [row for row in run(m).ledger if row.kind in ("up", "down")]
         for m in ("fedrod", "fedavg")
     }
-    assert sent["fedrod"] == sent["fedavg"]
+    assert traffic["fedrod"] == traffic["fedavg"]
     assert not [
         k
         for call in replies
@@ -481,7 +479,7 @@ def test_fedrod_mr_goes_once_to_the_generic_loss() -> None:
     party = party_of(small(), data, Training())
     method = FedRod()
     plain = method.party_for(party, {}).task
-    inside = method.party_for(wrapped(Mr(host=method, kappa=3.0), party, consensus), {}).task
+    inside = method.party_for(wrap(Mr(host=method, kappa=3.0), party, consensus), {}).task
     theta = free(plain.init(Key(1)))
     mr = 1.5 * (body(theta, data.x).mean(0) - consensus).square().mean()
     extra = inside.loss(theta, batch_of(data)) - plain.loss(theta, batch_of(data))
@@ -494,7 +492,7 @@ def test_fedrod_mr_at_another_cut_moves_neither_head() -> None:
     data = uneven()
     party, method = party_of(small(), data, Training()), FedRod()
     plain = method.party_for(party, {}).task
-    inside = method.party_for(wrapped(Mr(host=method, kappa=0.0, cut="fc1"), party), {}).task
+    inside = method.party_for(wrap(Mr(host=method, kappa=0.0, cut="fc1"), party), {}).task
     theta = free(plain.init(Key(1)))
     assert inside.private == plain.private
     values = [task.loss(theta, batch_of(data)) for task in (plain, inside)]
@@ -536,15 +534,15 @@ def babu(**options: Any) -> tuple[FedBabu, Party, Params, Params]:
 
 def test_fedbabu_alg1_trains_the_body_under_the_fixed_head() -> None:
     method, party, head, rest = babu()
-    mine, reply = worked(method.local(head, Model(rest), party, Key(3)))
+    state, reply = run_call(method.local(head, Model(rest), party, Key(3)))
     expected = step(rest | head, party.data.train, frozenset(rest))
     assert_close(reply.theta, keep(expected, frozenset(rest)))
-    assert all(torch.equal(mine[k], v) for k, v in head.items())
+    assert all(torch.equal(state[k], v) for k, v in head.items())
 
 
 def test_fedbabu_head_is_the_first_one_until_it_is_tuned() -> None:
     initial = task_of("mlp2(width=7)", SHAPE, CLASSES).init(Key.root(0).fold("init"))
-    thetas = deployed("fedbabu(finetune_epochs=0)")
+    thetas = deployed_models("fedbabu(finetune_epochs=0)")
     for theta in thetas:
         assert all(torch.equal(theta[k], initial[k]) for k in ("fc3.weight", "fc3.bias"))
         assert all(torch.equal(theta[k], thetas[0][k]) for k in theta), (
@@ -554,7 +552,10 @@ def test_fedbabu_head_is_the_first_one_until_it_is_tuned() -> None:
 
 
 def test_fedbabu_before_tuning_is_fedrep_without_head_epochs() -> None:
-    ours, theirs = deployed("fedbabu(finetune_epochs=0)"), deployed("fedrep(head_epochs=0)")
+    ours, theirs = (
+        deployed_models("fedbabu(finetune_epochs=0)"),
+        deployed_models("fedrep(head_epochs=0)"),
+    )
     assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, theirs, strict=True) for k in b)
 
 
@@ -565,13 +566,13 @@ def test_fedbabu_before_tuning_is_fedrep_without_head_epochs() -> None:
 def test_fedbabu_fine_tuning_by_hand(which: str, moves: tuple[str, ...]) -> None:
     """Two epochs of one batch each, from the averaged body and the first head."""
     method, party, head, rest = babu(finetune=which, finetune_epochs=2)
-    mine, reply = worked(method.tune(head, Model(rest), party, Key(3)))
+    state, reply = run_call(method.tune(head, Model(rest), party, Key(3)))
     names = frozenset(k for k in head | rest if k.partition(".")[0] in moves)
     expected = step(step(rest | head, party.data.train, names), party.data.train, names)
     assert reply is None
-    assert_close(mine, expected)
+    assert_close(state, expected)
     other = {k: torch.zeros_like(v) for k, v in rest.items()}
-    assert_close(method.deployed_model(mine, Model(other), party), expected)
+    assert_close(method.deployed_model(state, Model(other), party), expected)
 
 
 def test_fedbabu_reports_before_and_after_and_pays_for_the_last_download() -> None:
@@ -600,19 +601,21 @@ def test_fedbabu_reports_before_and_after_and_pays_for_the_last_download() -> No
     ] * len(SIZES)
 
 
-def test_fedbabu_mr_is_not_asked_of_tuned_models() -> None:
+def test_fedbabu_mr_does_not_apply_to_fine_tuning() -> None:
     method, party, head, rest = babu(finetune_epochs=3)
-    inside = wrapped(Mr(host=method, kappa=50.0), party, noise(K, seed=6))
-    plain, tuned = (worked(method.tune(head, Model(rest), p, Key(3)))[0] for p in (party, inside))
+    inside = wrap(Mr(host=method, kappa=50.0), party, noise(K, seed=6))
+    plain, tuned = (run_call(method.tune(head, Model(rest), p, Key(3)))[0] for p in (party, inside))
     assert all(torch.equal(plain[k], tuned[k]) for k in plain)
-    bodies = [worked(method.local(head, Model(rest), p, Key(3)))[1].theta for p in (party, inside)]
+    bodies = [
+        run_call(method.local(head, Model(rest), p, Key(3)))[1].theta for p in (party, inside)
+    ]
     assert not torch.equal(bodies[0]["fc2.weight"], bodies[1]["fc2.weight"])
 
 
 # --- APFL
 
 
-def mixed(alpha: float, v: Params, w: Params) -> Params:
+def mixture(alpha: float, v: Params, w: Params) -> Params:
     return {k: alpha * v[k] + (1 - alpha) * w[k] for k in v}
 
 
@@ -621,7 +624,7 @@ def apfl_step(
 ) -> tuple[Params, Params, float]:
     """Algorithm 1 and the adaptive α, as printed: both gradients before any step."""
     grads_w = grads_of(F.cross_entropy(logits(at := free(w), data.x), data.y), at)
-    grads = grads_of(F.cross_entropy(logits(at := free(mixed(alpha, v, w)), data.x), data.y), at)
+    grads = grads_of(F.cross_entropy(logits(at := free(mixture(alpha, v, w)), data.x), data.y), at)
     slope = sum(((v[k] - w[k]) * grads[k]).sum().item() for k in v)
     new_w = {k: w[k] - lr * grads_w[k] for k in w}
     new_v = {k: v[k] - lr * alpha * grads[k] for k in v}
@@ -633,17 +636,17 @@ def test_apfl_alg1_two_steps_by_hand() -> None:
     w, v = task.init(Key(1)), task.init(Key(2))
     how = Training(lr=0.1, batch=8, epochs=2)
     before = ApflState(w, v, torch.tensor(alpha))
-    mine, reply = worked(Apfl().local(before, Model(w), party_of(task, data, how), Key(3)))
+    state, reply = run_call(Apfl().local(before, Model(w), party_of(task, data, how), Key(3)))
     for _ in range(2):
         w, v, alpha = apfl_step(alpha, v, w, data, 0.1)
     assert 0 < alpha < 1
     assert abs(alpha - 0.3) > 1e-3
     assert_close(reply.theta, w)
-    assert_close(mine.w, w)
-    assert_close(mine.v, v)
-    assert mine.alpha.item() == pytest.approx(alpha, abs=1e-6)
+    assert_close(state.w, w)
+    assert_close(state.v, v)
+    assert state.alpha.item() == pytest.approx(alpha, abs=1e-6)
     assert_close(
-        Apfl().deployed_model(mine, Model({}), party_of(task, data, how)), mixed(alpha, v, w)
+        Apfl().deployed_model(state, Model({}), party_of(task, data, how)), mixture(alpha, v, w)
     )
 
 
@@ -657,11 +660,11 @@ def test_apfl_alpha_stays_between_0_and_1(v: float, expected: float) -> None:
     how = Training(lr=0.1, batch=1, epochs=2)
     w, own = ({"body.w": torch.tensor([x], dtype=torch.float64)} for x in (0.0, v))
     party = party_of(quadratic(), rows(1.0, 10.0), how)
-    mine, _ = worked(Apfl().local(ApflState(w, own, torch.tensor(0.5)), Model(w), party, Key(3)))
-    assert mine.alpha.item() == expected
+    state, _ = run_call(Apfl().local(ApflState(w, own, torch.tensor(0.5)), Model(w), party, Key(3)))
+    assert state.alpha.item() == expected
     after = v - 0.1 * 0.5 * (0.5 * v - 10)
     after -= 0.1 * expected * (after - 10)
-    assert mine.v["body.w"].item() == pytest.approx(after, abs=1e-6)
+    assert state.v["body.w"].item() == pytest.approx(after, abs=1e-6)
 
 
 def test_apfl_trains_the_global_model_as_fedavg_whatever_alpha_is() -> None:
@@ -669,20 +672,22 @@ def test_apfl_trains_the_global_model_as_fedavg_whatever_alpha_is() -> None:
     how = Training(lr=0.1, batch=4, momentum=0.5)
 
     def last(method: Algorithm[Any, Any, Any]) -> Params:
-        server, s = net_of(method, task, data, how)
+        server, s = server_of(method, task, data, how)
         return rounds(method, server, s, 3)
 
     expected = last(FedAvg())
     for method in (Apfl(), Apfl(alpha=0.0, adaptive=False), Apfl(alpha=1.0)):
-        found = last(method)
-        assert all(torch.equal(found[k], v) for k, v in expected.items())
+        theta = last(method)
+        assert all(torch.equal(theta[k], v) for k, v in expected.items())
 
 
 def test_apfl_alpha_0_deploys_its_copy_of_the_global_model(replies: list[dict[int, Any]]) -> None:
-    thetas = deployed("apfl(alpha=0,adaptive=false)")
-    sent = [call for call in replies if hasattr(call[0], "theta")][-1]
+    thetas = deployed_models("apfl(alpha=0,adaptive=false)")
+    last_replies = [call for call in replies if hasattr(call[0], "theta")][-1]
     assert all(
-        torch.equal(theta[k], sent[i].theta[k]) for i, theta in enumerate(thetas) for k in theta
+        torch.equal(theta[k], last_replies[i].theta[k])
+        for i, theta in enumerate(thetas)
+        for k in theta
     )
 
 
@@ -694,7 +699,7 @@ def test_apfl_alpha_1_is_solo(
     """A mixture's gradients are always written out; if solo's are too, the bits are the same."""
     whole = descent._train
     monkeypatch.setattr(descent, "_train", lambda request, thin: whole(request, thin=False))
-    anew = ran.__wrapped__  # another test's solo, kept, was not written out
+    anew = run_method.__wrapped__  # another test's solo, kept, was not written out
     assert_same(
         anew("apfl(alpha=1,adaptive=false)", model, participation),
         anew("solo", model, participation),
@@ -704,7 +709,7 @@ def test_apfl_alpha_1_is_solo(
 def test_apfl_finds_each_partys_optimum_and_the_common_one() -> None:
     """f_i = ½ (x − b_i)², b = (0, 8): w → 4 and v̄_i → b_i, whatever α has become."""
     method = Apfl()
-    server, w = net_of(
+    server, w = server_of(
         method,
         quadratic(3.0),
         [rows(1.0, 0.0), rows(1.0, 8.0)],
@@ -713,16 +718,17 @@ def test_apfl_finds_each_partys_optimum_and_the_common_one() -> None:
     w = rounds(method, server, w, 150)
     assert w["body.w"].item() == pytest.approx(4.0, abs=1e-3)
     for i, b in enumerate((0.0, 8.0)):
-        mine = server.state(i)
-        assert method.deployed_model(mine, None, None)["body.w"].item() == pytest.approx(b, abs=0.3)  # type: ignore[arg-type]
+        state = server.state(i)
+        theta = method.deployed_model(state, None, None)  # type: ignore[arg-type]
+        assert theta["body.w"].item() == pytest.approx(b, abs=0.3)
 
 
-def test_apfl_mr_is_asked_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apfl_mr_applies_to_both_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """κ MR(w) + κ MR(v̄), each with a running mean of its own: m_2 = (1 − μ) μ mean_1 + μ mean_2."""
     task, mu, consensus, kappa = small(), 0.4, noise(K, seed=6), 2.0
     first, second = samples(4, SHAPE, CLASSES, seed=1), samples(4, SHAPE, CLASSES, seed=2)
     method = Apfl()
-    inside = wrapped(
+    inside = wrap(
         Mr(host=method, kappa=kappa, mu=mu), party_of(task, first, Training()), consensus
     ).task
     w, v = task.init(Key(1)), task.init(Key(2))
@@ -741,7 +747,7 @@ def test_apfl_mr_is_asked_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         extra.append((with_mr - plain).item())
     expected = [0.0, 0.0]
-    for at in (w, mixed(0.3, v, w)):
+    for at in (w, mixture(0.3, v, w)):
         m = mu * body(at, first.x).mean(0)
         expected[0] += kappa / 2 * (m - consensus).square().mean().item()
         m = (1 - mu) * m + mu * body(at, second.x).mean(0)
@@ -797,8 +803,8 @@ def test_fedgen_newcomer_learns_the_histogram() -> None:
 
 def test_fedbabu_newcomer_fine_tunes_by_hand() -> None:
     method, party, head, rest = babu(finetune="head", finetune_epochs=7)
-    mine, _ = worked(method.warm_up(head, Model(rest), party, Key(3)))
-    assert_close(mine, step(rest | head, party.data.train, frozenset(head)))
+    state, _ = run_call(method.warm_up(head, Model(rest), party, Key(3)))
+    assert_close(state, step(rest | head, party.data.train, frozenset(head)))
 
 
 def test_apfl_newcomers_own_model_starts_at_the_received_one() -> None:
@@ -807,7 +813,7 @@ def test_apfl_newcomers_own_model_starts_at_the_received_one() -> None:
     first, w = task.init(Key(2)), task.init(Key(1))
     party = party_of(task, data, Training(lr=0.1, batch=8))
     before = ApflState(first, first, torch.tensor(0.25))
-    mine, _ = worked(Apfl(alpha=0.25).warm_up(before, Model(w), party, Key(3)))
-    assert_close(mine.v, step(w, data, frozenset(w), lr=0.025))
-    assert_close(mine.w, step(w, data, frozenset(w)))
-    assert mine.alpha.item() == 0.25
+    state, _ = run_call(Apfl(alpha=0.25).warm_up(before, Model(w), party, Key(3)))
+    assert_close(state.v, step(w, data, frozenset(w), lr=0.025))
+    assert_close(state.w, step(w, data, frozenset(w)))
+    assert state.alpha.item() == 0.25

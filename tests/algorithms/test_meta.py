@@ -17,15 +17,15 @@ from toys import (
     batch_of,
     distance,
     federation,
-    net_of,
     party_of,
     quadratic,
     rounds,
     rows,
+    run_call,
     same,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -52,12 +52,12 @@ A, B = 2.0, 3.0
 """The curvature and the optimum of the quadratic."""
 
 
-def ran(method: str, **settings: Any) -> comity.Result:
+def run_method(method: str, **settings: Any) -> comity.Result:
     return comity.run(method, federation(SIZES), **SETTINGS | settings)
 
 
 def weights(method: str, **settings: Any) -> list[Params]:
-    result = ran(method, **settings)
+    result = run_method(method, **settings)
     return [result.model(name).theta for name in result.job.info.names]
 
 
@@ -76,7 +76,7 @@ def test_per_fedavg_alg1_on_a_quadratic(order, power):
     alpha, beta, steps = 0.1, 0.05, 3
     method = PerFedAvg(alpha=alpha, order=order, delta=0.5)
     k = method.parts
-    server, s = net_of(method, quadratic(), [rows(A, B, k * steps)], Training(lr=beta, batch=1))
+    server, s = server_of(method, quadratic(), [rows(A, B, k * steps)], Training(lr=beta, batch=1))
     w = rounds(method, server, s, 1)["body.w"].item()
     shrink = 1 - beta * A * (1 - alpha * A) ** power
     assert w == pytest.approx(B - shrink ** (k * steps) * B, rel=1e-12)
@@ -104,8 +104,8 @@ def test_per_fedavg_hf_is_the_gradient_of_the_meta_objective():
     for method, near in ((PerFedAvg(order="hf", delta=1e-4), True), (PerFedAvg(), False)):
         times = Samples(x.repeat(method.parts, 1), y.repeat(method.parts))
         value = method.meta(task, w, batch_of(times), Inner(0.3))
-        found = torch.autograd.grad(value, list(w.values()))
-        apart = max((a - b).abs().max().item() for a, b in zip(found, exact, strict=True))
+        grads = torch.autograd.grad(value, list(w.values()))
+        apart = max((a - b).abs().max().item() for a, b in zip(grads, exact, strict=True))
         assert (apart < 1e-6) == near
 
 
@@ -119,24 +119,24 @@ def test_per_fedavg_without_a_step_is_fedavg():
         comity.algorithms.compose("per-fedavg(alpha=0)"),
         comity.algorithms.compose("fedavg"),
     ):
-        server, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=2))
+        server, s = server_of(method, quadratic(), data, Training(lr=0.1, batch=2))
         ends.append(rounds(method, server, s, 3))
     assert same(*ends)
 
 
 def test_per_fedavg_options_and_the_same_model_each_time():
-    usual = ran("per-fedavg")
+    usual = run_method("per-fedavg")
     theta = [usual.model("p0").theta for _ in range(2)]
     assert same(*theta)
     for option in ("alpha=0.5", "order=hf", "order=hf,delta=0.3"):
-        assert distance(theta[0], ran(f"per-fedavg({option})").model("p0").theta) > 1e-6
-    assert distance(theta[0], ran("per-fedavg", seed=1).model("p0").theta) > 1e-6
+        assert distance(theta[0], run_method(f"per-fedavg({option})").model("p0").theta) > 1e-6
+    assert distance(theta[0], run_method("per-fedavg", seed=1).model("p0").theta) > 1e-6
 
 
-def test_per_fedavg_is_judged_and_exported_as_adapted(
+def test_per_fedavg_is_evaluated_and_exported_as_adapted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    result = ran(
+    result = run_method(
         "per-fedavg", out=tmp_path / "run", batch=64
     )  # all of a party's samples adapt its model
     checkpoints = RunFolder(result.folder).checkpoints()
@@ -151,15 +151,15 @@ def test_per_fedavg_is_judged_and_exported_as_adapted(
         right = (result.model(name).predict(data.test) == data.test.y).float().mean().item()
         assert result.summary["accuracy"]["per_party"][name] == pytest.approx(right)
     monkeypatch.setattr(
-        "comity.studies.export._write_networks", lambda *given: []
+        "comity.studies.export._write_networks", lambda *args: []
     )  # which takes ten seconds
     export(result, "p1", tmp_path / "p1")
     assert same(load(tmp_path / "p1").theta, result.model("p1").theta)
 
 
-def test_per_fedavg_says_who_cannot_train():
-    said = ran("per-fedavg", rounds=1)
-    assert not said.job.algorithm.accounting.warnings(said.job.info)
+def test_per_fedavg_warns_of_parties_that_cannot_train():
+    result = run_method("per-fedavg", rounds=1)
+    assert not result.job.algorithm.accounting.warnings(result.job.info)
     few = comity.run("per-fedavg", federation((1, 10)), **SETTINGS)
     assert few.job.algorithm.accounting.warnings(few.job.info) == [
         "p0 cannot cut a batch into 2 and trains nothing."
@@ -176,9 +176,9 @@ def test_per_fedavg_hf_needs_one_function_at_both_points():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         pair = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(16, 3)
-    assert ran("per-fedavg", model=pair).summary["diverged"] == []
+    assert run_method("per-fedavg", model=pair).summary["diverged"] == []
     with pytest.raises(comity.UsageError, match="layers draw at random: use order=fo"):
-        ran("per-fedavg(order=hf)", model=pair)
+        run_method("per-fedavg(order=hf)", model=pair)
 
 
 @pytest.mark.parametrize("wrong", ["alpha=-1", "order=third", "delta=0"])
@@ -196,7 +196,7 @@ def test_fedreptile_moves_by_epsilon_to_the_plain_mean(decay, steps):
     samples they have.
     """
     method = FedReptile(step=0.8, decay=decay)
-    server, w = net_of(
+    server, w = server_of(
         method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 7)], Training(lr=0.5, batch=8)
     )
     server.info = replace(server.info, rounds=2)
@@ -219,7 +219,7 @@ def by_plain_means(task: Any, data: list[Samples], how: Training, count: int) ->
                 {i: reply.theta for i, reply in replies.items()}, dict.fromkeys(replies, 1.0)
             )
 
-    server, s = net_of(Uniform(), task, data, how)
+    server, s = server_of(Uniform(), task, data, how)
     end: Params = rounds(server._owners[0], server, s, count)
     return end
 
@@ -231,12 +231,12 @@ def test_with_step_1_and_with_q_0_it_is_fedavg_with_equal_weights(method):
         [samples(n, (6,), 3, seed=n) for n in (9, 4)],
         Training(lr=0.1, batch=4),
     )
-    server, s = net_of(method, task, data, how)
+    server, s = server_of(method, task, data, how)
     end = rounds(method, server, s, 3)
     assert same(end, by_plain_means(task, data, how, 3))
     others = [FedReptile(step=0.9), FedReptile(step=1.0, decay=True), QFfl(q=0.5)]
     for other in others:
-        server, s = net_of(other, task, data, how)
+        server, s = server_of(other, task, data, how)
         server.info = replace(server.info, rounds=3)
         assert distance(end, rounds(other, server, s, 3)) > 1e-5
 
@@ -252,8 +252,8 @@ def test_q_ffl_alg2_by_hand(q):
     task, how = task_of("linear", (6,), 3), Training(lr=0.2, batch=64)
     data = [samples(9, (6,), 3, seed=1), samples(5, (6,), 3, seed=2)]
     method = QFfl(q=q)
-    server, w = net_of(method, task, data, how)
-    found = rounds(method, server, w, 1)
+    server, w = server_of(method, task, data, how)
+    updated = rounds(method, server, w, 1)
     total, step = 0.0, {k: torch.zeros_like(v) for k, v in w.items()}
     for party in data:
         free = {k: v.clone().requires_grad_() for k, v in w.items()}
@@ -264,7 +264,7 @@ def test_q_ffl_alg2_by_hand(q):
             q * f ** (q - 1) * sum(v.square().sum().item() for v in delta.values()) + f**q / 0.2
         )
         step = {k: v + f**q * delta[k] for k, v in step.items()}
-    assert_near(found, {k: v - step[k] / total for k, v in w.items()}, 1e-6)
+    assert_near(updated, {k: v - step[k] / total for k, v in w.items()}, 1e-6)
 
 
 def test_q_ffl_survives_losses_that_vanish():
@@ -272,15 +272,15 @@ def test_q_ffl_survives_losses_that_vanish():
         task_of("linear", (6,), 3),
         [samples(6, (6,), 3, seed=1), samples(6, (6,), 3, seed=2)],
     )
-    told = iter((0.0, 1e-4))
+    losses = iter((0.0, 1e-4))
 
     class Faint(QFfl):
-        async def local(self, mine: Params, m: Model, party: Any, key: Key) -> tuple[Params, Any]:
-            mine, reply = await super().local(mine, m, party, key)
-            return mine, replace(reply, loss=next(told))
+        async def local(self, state: Params, m: Model, party: Any, key: Key) -> tuple[Params, Any]:
+            state, reply = await super().local(state, m, party, key)
+            return state, replace(reply, loss=next(losses))
 
     method = Faint(q=15.0)
-    server, w = net_of(method, task, data, Training(lr=0.1, batch=6))
+    server, w = server_of(method, task, data, Training(lr=0.1, batch=6))
     after = rounds(method, server, w, 1)
     assert all(v.isfinite().all() for v in after.values())
     assert distance(after, w) < 1  # and not thrown to 0, as by weights that are all 0
@@ -310,9 +310,9 @@ def test_uga_is_the_gradient_with_respect_to_the_received_model(momentum, decay)
     how = Training(lr=0.3, batch=4, epochs=3, momentum=momentum, decay=decay)
     party = party_of(task, data, how)
     exact = traced_by_autograd(task, w, data, Key(5), how)
-    _, reply = worked(FedMeta(server_lr=0.7).local({}, Model(w), party, Key(5)))
+    _, reply = run_call(FedMeta(server_lr=0.7).local({}, Model(w), party, Key(5)))
     assert_near(reply.theta, {k: v - 0.7 * exact[k] for k, v in w.items()}, 1e-10)
-    _, cut = worked(FedMeta(server_lr=0.7, first_order=True).local({}, Model(w), party, Key(5)))
+    _, cut = run_call(FedMeta(server_lr=0.7, first_order=True).local({}, Model(w), party, Key(5)))
     assert distance(cut.theta, reply.theta) > 1e-3
 
 
@@ -323,7 +323,7 @@ def test_uga_on_a_quadratic():
     eta, J = 0.1, 3
     for cut, power in ((False, 2 * J), (True, J)):
         method = FedMeta(server_lr=0.5, meta_lr=0.0, first_order=cut)
-        server, s = net_of(
+        server, s = server_of(
             method, quadratic(), [rows(A, B, 2)], Training(lr=eta, batch=2, epochs=J + 1)
         )
         w = rounds(method, server, s, 1).theta["body.w"].item()
@@ -337,7 +337,7 @@ def test_fedmeta_steps_on_what_the_server_holds():
     """
     data = [rows(1.0, 4.0, 10), rows(3.0, -1.0, 10)]
     method = FedMeta(server_lr=0.25, meta_lr=0.1, share=0.5)
-    server, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=20))
+    server, s = server_of(method, quadratic(), data, Training(lr=0.1, batch=20))
     assert s.data.x.shape == (10, 2)
     uga = 0.25 * (4.0 - 3.0) / 2
     meta = uga - 0.1 * ((uga - 4.0) + 3.0 * (uga + 1.0)) / 2
@@ -350,23 +350,23 @@ def test_fedmeta_with_one_epoch_and_no_samples_is_one_gradient_step_of_fedavg():
     """
     task, data = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)]
     method, parent = FedMeta(server_lr=0.2, meta_lr=0.0), comity.algorithms.compose("fedavg")
-    server, s = net_of(method, task, data, Training(lr=0.05, batch=3))
-    other, theta = net_of(parent, task, data, Training(lr=0.2, batch=64))
+    server, s = server_of(method, task, data, Training(lr=0.05, batch=3))
+    other, theta = server_of(parent, task, data, Training(lr=0.2, batch=64))
     assert_near(rounds(method, server, s, 3).theta, rounds(parent, other, theta, 3), 1e-6)
 
 
 def test_fedmeta_sends_its_samples_once_and_says_so():
-    result = ran("fedmeta", epochs=2)
-    sent = [row for row in result.ledger if row.call == "hand_over" and row.kind == "up"]
-    assert [row.bytes for row in sent] == [
+    result = run_method("fedmeta", epochs=2)
+    uploads = [row for row in result.ledger if row.call == "hand_over" and row.kind == "up"]
+    assert [row.bytes for row in uploads] == [
         n * (4 * 6 + 4) for n in (1, 2, 1)
     ]  # a tenth of 9, 14 and 6, rounded up
-    assert {row.round for row in sent} == {0}
+    assert {row.round for row in uploads} == {0}
     assert result.job.algorithm.traits.leaves == {"weights", "samples"}
     assert result.job.algorithm.accounting.warnings(result.job.info) == [
         "each party sends the server 10% of its training samples."
     ]
-    without = ran("fedmeta(meta_lr=0)", epochs=2)
+    without = run_method("fedmeta(meta_lr=0)", epochs=2)
     assert not [row for row in without.ledger if row.call == "hand_over"]
     assert without.job.algorithm.traits.leaves == {"weights"}
 
@@ -387,7 +387,7 @@ def test_fedmeta_options_are_not_without_effect():
 )
 def test_fedmeta_refuses(text, settings, why):
     with pytest.raises(comity.UsageError, match=why):
-        ran(text, **settings)
+        run_method(text, **settings)
 
 
 @pytest.mark.parametrize("bn", ["all", "params_only", "none"])

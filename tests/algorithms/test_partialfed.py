@@ -8,9 +8,9 @@ import math
 
 import pytest
 import torch
-from test_reductions import assert_same, ran
+from test_reductions import assert_same, run_method
 from torch import nn
-from toys import net_of, party_of, quadratic, rounds, rows, samples, task_of, worked
+from toys import party_of, quadratic, rounds, rows, run_call, samples, server_of, task_of
 
 from comity.algorithms.partialfed import LOGITS, PartialFed, PartialState, Sources, gap, layers
 from comity.core import Key, LearningTask, Model, Training
@@ -37,7 +37,10 @@ ONE_STEP = Training(lr=0.1, batch=1, epochs=1)
 )
 def test_a_fixed_strategy_is_its_parent(child: str, parent: str, participation: float) -> None:
     """All layers loaded is FedAvg; all but BatchNorm FedBN; all but the head FedPer: to the bit."""
-    assert_same(ran(child, "batchnorm", participation), ran(parent, "batchnorm", participation))
+    assert_same(
+        run_method(child, "batchnorm", participation),
+        run_method(parent, "batchnorm", participation),
+    )
 
 
 def test_layers_of_a_model_are_its_layers() -> None:
@@ -58,13 +61,13 @@ def test_layers_of_a_model_are_its_layers() -> None:
         network = Modules(encoder, nn.Linear(5, 3), (6,))
     number = layers(LearningTask(network, 3, network.cut))
     assert {number[f"encoder.{n}.{kind}"] for n in (0, 1) for kind in ("weight", "bias")} == {0}
-    wanted = {
+    expected_layers = {
         "encoder.1.~running_var": 0,
         "encoder.2.bias": 1,
         "encoder.3.~running_mean": 1,
         "head.weight": 2,
     }
-    assert {k: number[k] for k in wanted} == wanted
+    assert {k: number[k] for k in expected_layers} == expected_layers
 
 
 def test_a_batchnorm_comes_with_its_layer() -> None:
@@ -75,8 +78,8 @@ def test_a_batchnorm_comes_with_its_layer() -> None:
     last = task.init(Key(1))
     received = {k: v + 0.1 for k, v in task.init(Key(2)).items()}
     party = party_of(task, samples(12, (1, 8, 8), 3), Training(lr=0.0, batch=4, steps=0))
-    mine = PartialFed().kept_of(last, torch.zeros(6, 2), task)
-    _, reply = worked(PartialFed(strategy_lr=1.0).local(mine, Model(received), party, Key(5)))
+    state = PartialFed().kept_of(last, torch.zeros(6, 2), task)
+    _, reply = run_call(PartialFed(strategy_lr=1.0).local(state, Model(received), party, Key(5)))
     own = {name for name, value in reply.theta.items() if torch.equal(value, last[name])}
     whole = {name for name, n in layers(task).items() if any(layers(task)[k] == n for k in own)}
     assert own == whole
@@ -88,7 +91,7 @@ def test_everything_is_sent_and_averaged_whatever_is_loaded() -> None:
     head, so own=body keeps w.
     """
     algorithm = PartialFed(strategy="fix", own="body")
-    server, s = net_of(algorithm, quadratic(), [rows(1, 1), rows(1, 3)], ONE_STEP)
+    server, s = server_of(algorithm, quadratic(), [rows(1, 1), rows(1, 3)], ONE_STEP)
     s = rounds(algorithm, server, s, 1)
     assert s["body.w"].item() == pytest.approx(0.2)
     s = rounds(
@@ -132,10 +135,10 @@ def test_a_party_loads_what_fits_its_data(b: float, loads: bool) -> None:
     optimum is -2 does not.
     """
     theta = {"body.w": torch.tensor([-1.0]).double()}
-    mine = PartialState({}, theta, torch.zeros(1, 2))
+    state = PartialState({}, theta, torch.zeros(1, 2))
     party = party_of(quadratic(), rows(1, b, 20), Training(lr=0.0, batch=1))
-    after, reply = worked(
-        PartialFed().local(mine, Model({"body.w": torch.tensor([1.0]).double()}), party, Key(3))
+    after, reply = run_call(
+        PartialFed().local(state, Model({"body.w": torch.tensor([1.0]).double()}), party, Key(3))
     )
     assert (after.logits[0, 0] > after.logits[0, 1]).item() is loads
     assert reply.theta["body.w"].item() == (1.0 if loads else -1.0)  # lr 0: sent as it was loaded
@@ -154,12 +157,12 @@ def test_a_layer_comes_from_where_its_logits_say(own: str) -> None:
     )
     method = PartialFed(strategy_lr=0.0)
     party = party_of(task, samples(8, (6,), 3), Training(lr=0.0, batch=4))
-    mine = method.kept_of(last, logits, task)
-    assert {k.partition(".")[0] for k in mine.own} == {own}
-    after, reply = worked(method.local(mine, Model(received), party, Key(3)))
+    state = method.kept_of(last, logits, task)
+    assert {k.partition(".")[0] for k in state.own} == {own}
+    after, reply = run_call(method.local(state, Model(received), party, Key(3)))
     for name, value in reply.theta.items():  # lr 0: sent as it was loaded
         assert torch.equal(value, (last if name.startswith(own) else received)[name]), name
-    assert after.own.keys() == mine.own.keys()
+    assert after.own.keys() == state.own.keys()
 
 
 def test_a_strategys_step_leaves_statistics_alone() -> None:
@@ -167,8 +170,10 @@ def test_a_strategys_step_leaves_statistics_alone() -> None:
     theta = task.init(Key(1))
     before = {k: v.clone() for k, v in theta.items()}
     party = party_of(task, samples(12, (1, 8, 8), 3), Training(lr=0.0, batch=4))
-    mine = PartialState({}, theta, torch.zeros(6, 2))
-    worked(PartialFed().local(mine, Model({k: v + 0.1 for k, v in theta.items()}), party, Key(0)))
+    state = PartialState({}, theta, torch.zeros(6, 2))
+    run_call(
+        PartialFed().local(state, Model({k: v + 0.1 for k, v in theta.items()}), party, Key(0))
+    )
     assert all(torch.equal(theta[k], v) for k, v in before.items())
 
 
@@ -177,7 +182,7 @@ def test_a_strategys_step_leaves_statistics_alone() -> None:
 )
 def test_no_option_is_without_effect(text: str) -> None:
     usual, other = (
-        ran(method, "batchnorm", 1.0).model("p1").theta
+        run_method(method, "batchnorm", 1.0).model("p1").theta
         for method in ("partialfed", f"partialfed({text})")
     )
     assert any(not torch.equal(usual[k], v) for k, v in other.items())

@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from toys import (
     assert_near,
     federation,
-    net_of,
     noise,
     party_of,
     quadratic,
     rounds,
     rows,
+    run_call,
     same,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -50,7 +50,9 @@ def small() -> LearningTask:
     return task_of("mlp2(width=5)", (6,), 3)
 
 
-def deployed(method: str, fed: comity.Federation | None = None, **settings: Any) -> list[Params]:
+def deployed_models(
+    method: str, fed: comity.Federation | None = None, **settings: Any
+) -> list[Params]:
     result = comity.run(method, fed or federation(SIZES), **SETTINGS | settings)
     return [result.model(name).theta for name in result.job.info.names]
 
@@ -74,13 +76,13 @@ def fomo_party(count: int = 10) -> Party:
 def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
     party, method = fomo_party(), FedFomo(norm=norm)
     task, data = party.task, party.data.train
-    before, trained, *others = (task.init(Key(k)) for k in range(1, 6))
-    held = Samples(data.x[[4, 9]], data.y[[4, 9]])  # every fifth sample
+    before, own_model, *others = (task.init(Key(k)) for k in range(1, 6))
+    validation = Samples(data.x[[4, 9]], data.y[[4, 9]])  # every fifth sample
 
     def loss(theta: Params) -> float:
-        return F.cross_entropy(task.logits(theta, held.x), held.y).item()
+        return F.cross_entropy(task.logits(theta, validation.x), validation.y).item()
 
-    models = dict(enumerate([trained, *others]))
+    models = dict(enumerate([own_model, *others]))
     by_hand = {
         n: (
             (loss(before) - loss(m))
@@ -88,8 +90,10 @@ def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
         )
         for n, m in models.items()
     }
-    state = FomoState(trained, before, False)
-    mine, w = worked(method.weigh(state, Offered({j: models[j] for j in (1, 2, 3)}), party, Key(0)))
+    state = FomoState(own_model, before, False)
+    new_state, w = run_call(
+        method.weigh(state, Offered({j: models[j] for j in (1, 2, 3)}), party, Key(0))
+    )
     assert w == pytest.approx(by_hand, rel=1e-4)
     better = {n: value for n, value in by_hand.items() if value > 0}
     assert 0 < len(better) < 4, "some do better, and some do not"
@@ -98,9 +102,9 @@ def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
         k: v + sum(x / total * (models[n][k] - v) for n, x in better.items())
         for k, v in before.items()
     }
-    assert_near(mine.begin, expected)
-    assert mine.weighed
-    assert same(method.deployed_model(mine, Empty(), party), trained)
+    assert_near(new_state.begin, expected)
+    assert new_state.weighed
+    assert same(method.deployed_model(new_state, Empty(), party), own_model)
 
 
 def test_fedfomo_stays_where_it_was_if_no_model_does_better() -> None:
@@ -110,13 +114,13 @@ def test_fedfomo_stays_where_it_was_if_no_model_does_better() -> None:
         (party.task.init(Key(k)) for k in range(1, 6)), key=lambda m: fomo_loss(party, m)
     )
     best, *worse = models
-    mine, w = worked(
+    state, w = run_call(
         FedFomo().weigh(
             FomoState(worse[0], best, False), Offered(dict(enumerate(worse[1:], 1))), party, Key(0)
         )
     )
     assert all(value < 0 for value in w.values())
-    assert same(mine.begin, best)
+    assert same(state.begin, best)
 
 
 def fomo_loss(party: Party, theta: Params) -> float:
@@ -128,7 +132,7 @@ def test_fedfomo_a_model_that_overflows_is_not_taken() -> None:
     party = fomo_party()
     theta, other = party.task.init(Key(1)), party.task.init(Key(2))
     broken = {k: v * 1e30 for k, v in other.items()}
-    _, w = worked(
+    _, w = run_call(
         FedFomo().weigh(FomoState(theta, theta, False), Offered({1: broken}), party, Key(0))
     )
     assert w == {0: 0.0, 1: 0.0}
@@ -147,7 +151,7 @@ def test_fedfomo_with_its_own_model_only_is_solo_on_what_is_not_held_out() -> No
         validation=0.0,
         classes=3,
     )
-    assert all_same(deployed("fedfomo(models=1)", fed), deployed("solo", without))
+    assert all_same(deployed_models("fedfomo(models=1)", fed), deployed_models("solo", without))
 
 
 def test_fedfomo_weighs_by_validation_samples_if_there_are_any() -> None:
@@ -165,8 +169,8 @@ def test_fedfomo_takes_the_nearest_and_explores_with_chance_epsilon() -> None:
     affinity = [0.0, 0.3, -0.2, 0.9, 0.1, 0.0]
     others = [0, 1, 2, 4, 5]
     assert choose_models(affinity, others, 2, 0.0, Key(1)) == [1, 4]
-    drawn = [tuple(choose_models(affinity, others, 2, 1.0, Key(k))) for k in range(60)]
-    assert len(set(drawn)) == 10, "each pair of five"
+    pairs = [tuple(choose_models(affinity, others, 2, 1.0, Key(k))) for k in range(60)]
+    assert len(set(pairs)) == 10, "each pair of five"
     ties = {choose_models([0.0] * 3, [0, 1, 2], 1, 0.0, Key(k))[0] for k in range(30)}
     assert ties == {0, 1, 2}
 
@@ -178,35 +182,37 @@ def test_fedfomo_affinities_add_up() -> None:
     task, how = small(), Training(lr=0.1, batch=4)
     method = FedFomo(models=3)
     data = [samples(n, (6,), 3, seed=n) for n in (10, 15, 20)]
-    server, s = net_of(method, task, data, how)
+    server, s = server_of(method, task, data, how)
     assert torch.equal(s.P, torch.eye(3))
-    one = rounds(method, server, s, 1)
+    after = rounds(method, server, s, 1)
     begin = task.init(Key.root(0).fold("init"))
-    trained = {i: server.state(i).trained for i in range(3)}
+    trained_models = {i: server.state(i).trained for i in range(3)}
     for i in range(3):
         party = party_of(task, data[i], how, i, 3)
-        w = method.weights(begin, trained, party)
-        assert one.P[i].tolist() == pytest.approx(
+        w = method.weights(begin, trained_models, party)
+        assert after.P[i].tolist() == pytest.approx(
             [float(i == j) + w[j] for j in range(3)], abs=1e-6
         )
-    assert all(same(one.last[i], trained[i]) for i in range(3))
+    assert all(same(after.last[i], trained_models[i]) for i in range(3))
 
 
-def test_fedfomo_who_missed_the_exchange_goes_on_from_what_it_trained() -> None:
+def test_fedfomo_a_party_that_missed_the_exchange_continues_from_its_trained_model() -> None:
     party, method = fomo_party(), FedFomo()
-    begin, trained = party.task.init(Key(1)), party.task.init(Key(2))
-    missed, _ = worked(method.local(FomoState(trained, begin, False), Empty(), party, Key(3)))
-    took, _ = worked(method.local(FomoState(begin, trained, True), Empty(), party, Key(3)))
-    assert same(missed.begin, trained)
+    begin, trained_model = party.task.init(Key(1)), party.task.init(Key(2))
+    missed, _ = run_call(
+        method.local(FomoState(trained_model, begin, False), Empty(), party, Key(3))
+    )
+    took, _ = run_call(method.local(FomoState(begin, trained_model, True), Empty(), party, Key(3)))
+    assert same(missed.begin, trained_model)
     assert same(missed.trained, took.trained)
 
 
 def test_fedfomo_no_option_is_without_effect() -> None:
-    usual = deployed("fedfomo(epsilon=0)")
+    usual = deployed_models("fedfomo(epsilon=0)")
     for options in ("models=2", "norm=l1"):
-        assert not all_same(deployed(f"fedfomo(epsilon=0,{options})"), usual)
+        assert not all_same(deployed_models(f"fedfomo(epsilon=0,{options})"), usual)
     greedy, always, once = (
-        deployed(f"fedfomo(models=2,{options})", rounds=6)
+        deployed_models(f"fedfomo(models=2,{options})", rounds=6)
         for options in ("epsilon=0", "epsilon=1,epsilon_decay=0", "epsilon=1,epsilon_decay=1")
     )
     assert not all_same(greedy, always)
@@ -214,8 +220,8 @@ def test_fedfomo_no_option_is_without_effect() -> None:
 
 
 def test_fedfomo_takes_mr_and_no_offset() -> None:
-    assert not all_same(deployed("fedfomo+mr", kappa=50), deployed("fedfomo"))
-    assert all_same(deployed("fedfomo+mr", kappa=0), deployed("fedfomo"))
+    assert not all_same(deployed_models("fedfomo+mr", kappa=50), deployed_models("fedfomo"))
+    assert all_same(deployed_models("fedfomo+mr", kappa=0), deployed_models("fedfomo"))
     with pytest.raises(comity.UsageError, match=r"use fedfomo\+mr"):
         comity.run("fedfomo+dbe", federation(SIZES), **SETTINGS)
 
@@ -248,15 +254,15 @@ def test_pfedme_alg1_two_batches_by_hand() -> None:
     w = theta = task.init(Key(1))
     party = party_of(task, data, Training(lr=0.05, batch=8, epochs=2))
     method = PFedMe(lam=3.0, inner_lr=0.1, inner_steps=2)
-    mine, reply = worked(method.local(task.init(Key(2)), Model(w), party, Key(3)))
+    state, reply = run_call(method.local(task.init(Key(2)), Model(w), party, Key(3)))
     for _ in range(2):
         for _ in range(2):
             g = step(theta, data, task)
             theta = {k: v - 0.1 * (g[k] + 3.0 * (v - w[k])) for k, v in theta.items()}
         w = {k: v - 0.05 * 3.0 * (v - theta[k]) for k, v in w.items()}
-    assert_near(mine, theta, atol=1e-6)
+    assert_near(state, theta, atol=1e-6)
     assert_near(reply.theta, w, atol=1e-6)
-    assert same(method.deployed_model(mine, Model(w), party), mine)
+    assert same(method.deployed_model(state, Model(w), party), state)
 
 
 def test_pfedme_finds_the_minimum_of_the_moreau_envelopes() -> None:
@@ -267,7 +273,7 @@ def test_pfedme_finds_the_minimum_of_the_moreau_envelopes() -> None:
     """
     a, b, lam = (1.0, 3.0), (2.0, -1.0), 2.0
     method = PFedMe(lam=lam, inner_lr=0.1, inner_steps=80)
-    server, w = net_of(
+    server, w = server_of(
         method,
         quadratic(5.0),
         [rows(a[0], b[0]), rows(a[1], b[1], count=3)],
@@ -291,7 +297,7 @@ def test_pfedme_whose_copy_is_the_personal_model_is_fedavg() -> None:
     ours, parent = PFedMe(lam=8.0, inner_steps=1, inner_lr=0.1), FedAvg()
     ends = []
     for method, lr in ((ours, 0.125), (parent, 0.1)):
-        server, w = net_of(method, task, data, Training(lr=lr, batch=4))
+        server, w = server_of(method, task, data, Training(lr=lr, batch=4))
         ends.append(rounds(method, server, w, 3))
     assert_near(ends[0], ends[1], atol=1e-6)
 
@@ -303,7 +309,7 @@ def test_pfedme_beta_at_the_server_by_hand() -> None:
 
     def once(beta: float) -> tuple[Params, Params]:
         method = PFedMe(beta=beta)
-        server, w = net_of(method, task, data, how)
+        server, w = server_of(method, task, data, how)
         return w, rounds(method, server, w, 1)
 
     w, mean = once(1.0)
@@ -314,7 +320,7 @@ def test_pfedme_beta_at_the_server_by_hand() -> None:
 def test_pfedme_without_a_pull_never_moves_the_global_model() -> None:
     task = small()
     method = PFedMe(lam=0.0)
-    server, w = net_of(method, task, [samples(8, (6,), 3)], Training(lr=0.05, batch=4))
+    server, w = server_of(method, task, [samples(8, (6,), 3)], Training(lr=0.05, batch=4))
     assert same(rounds(method, server, w, 2), w)
     assert not same(server.state(0), w)
 
@@ -326,9 +332,9 @@ def test_pfedme_refuses_other_optimizers(optimizer: str) -> None:
 
 
 def test_pfedme_says_when_its_steps_are_too_long() -> None:
-    info = net_of(PFedMe(), small(), [samples(8, (6,), 3)], Training(lr=0.1))[0].info
-    (said,) = PFedMe().accounting.warnings(info)
-    assert "lr · lam = 1.5" in said
+    info = server_of(PFedMe(), small(), [samples(8, (6,), 3)], Training(lr=0.1))[0].info
+    (warning,) = PFedMe().accounting.warnings(info)
+    assert "lr · lam = 1.5" in warning
     assert PFedMe(lam=5).accounting.warnings(info) == []
     assert "run away" in PFedMe(lam=5, inner_lr=0.4).accounting.warnings(info)[0]
 
@@ -351,19 +357,19 @@ def test_apple_two_steps_by_hand() -> None:
     method = Apple(mix_lr=0.02)
     state = AppleState(cores[1], p[[1, 0, 2]], cores[1], {}, {})  # a party's own share stands first
     message = Cores({0: cores[0], 2: cores[2]}, p0, pull=0.7, base=1.5)
-    mine, reply = worked(method.local(state, message, party, Key(3)))
+    new_state, reply = run_call(method.local(state, message, party, Key(3)))
 
-    def mixed() -> Params:
+    def mixture() -> Params:
         return {k: p[0] * cores[0][k] + p[1] * cores[1][k] + p[2] * cores[2][k] for k in cores[0]}
 
     for _ in range(2):
-        g = step(mixed(), data, task)
+        g = step(mixture(), data, task)
         slopes = torch.stack([flat(g) @ flat(cores[j]) for j in range(3)])
         cores[1] = {k: v - 0.1 * p[1] * g[k] for k, v in cores[1].items()}
         p = p - 0.02 * (slopes + 0.7 * (p - p0))
     assert_near(reply.theta, cores[1], atol=1e-6)
-    assert_near({"p": mine.p}, {"p": p[[1, 0, 2]]}, atol=1e-6)
-    assert_near(method.deployed_model(mine, message, party), mixed(), atol=1e-6)
+    assert_near({"p": new_state.p}, {"p": p[[1, 0, 2]]}, atol=1e-6)
+    assert_near(method.deployed_model(new_state, message, party), mixture(), atol=1e-6)
     assert reply.asks == []
 
 
@@ -371,20 +377,20 @@ def test_apple_starts_from_the_shares_of_samples() -> None:
     party = apple_party()
     theta, p0 = party.task.init(Key(1)), torch.tensor([0.5, 0.2, 0.3])
     state = Apple(mix_lr=0).init_party(Key(1), party)
-    mine, _ = worked(
+    new_state, _ = run_call(
         Apple(mix_lr=0).local(state, Cores({0: theta, 2: theta}, p0, 0.0, 1.5), party, Key(3))
     )
-    assert torch.equal(mine.p, p0[[1, 0, 2]])
+    assert torch.equal(new_state.p, p0[[1, 0, 2]])
 
 
 def test_apple_with_fixed_equal_shares_is_fedavg_n_times_slower() -> None:
     """One step a round, p = 1/N: Σ_j p w_j moves by η Σ_j p² ∇F_j, which is FedAvg's step with η/N."""
     task, data = small(), [samples(8, (6,), 3, seed=n) for n in range(4)]
     method = Apple(mix_lr=0)
-    server, s = net_of(method, task, data, Training(lr=0.4, batch=8))
+    server, s = server_of(method, task, data, Training(lr=0.4, batch=8))
     s = rounds(method, server, s, 4)
     parent = FedAvg()
-    server, w = net_of(parent, task, data, Training(lr=0.1, batch=8))
+    server, w = server_of(parent, task, data, Training(lr=0.1, batch=8))
     w = rounds(parent, server, w, 4)
     ours = {k: sum(core[k] for core in s.cores.values()) / 4 for k in w}
     assert_near(ours, w, atol=1e-6)
@@ -392,7 +398,7 @@ def test_apple_with_fixed_equal_shares_is_fedavg_n_times_slower() -> None:
 
 def test_apple_of_one_party_is_solo() -> None:
     alone = federation((9,))
-    assert all_same(deployed("apple", alone), deployed("solo", alone))
+    assert all_same(deployed_models("apple", alone), deployed_models("solo", alone))
 
 
 def test_apple_finds_a_party_of_its_kind() -> None:
@@ -403,7 +409,7 @@ def test_apple_finds_a_party_of_its_kind() -> None:
     """
     method = Apple(mix_lr=0.02, mu=0.1)
     data = [rows(1.0, 1.0), rows(1.0, 1.0), rows(1.0, -3.0)]
-    server, s = net_of(method, quadratic(0.5), data, Training(lr=0.3, batch=1))
+    server, s = server_of(method, quadratic(0.5), data, Training(lr=0.3, batch=1))
     s = rounds(method, server, s, 150)
     for i, best in enumerate((1.0, 1.0, -3.0)):
         assert server.state(i).mixed["body.w"].item() == pytest.approx(best, abs=0.02)
@@ -420,13 +426,13 @@ def test_apple_schedule_of_the_pull() -> None:
     assert Apple(until=0).weight(0, 8) == 0
 
 
-def test_apple_asks_first_for_what_it_never_had_then_by_p() -> None:
+def test_apple_downloads_models_it_never_had_first_then_by_p() -> None:
     method = Apple(downloads=2)
     p = {0: 0.0, 1: 0.9, 2: -0.9, 3: 0.1, 4: 0.0}
     firsts = {tuple(method.asks(p, {1, 2, 3}, 1.5, Key(k))) for k in range(20)}
     assert firsts == {(0, 4)}
-    one = [method.asks(p, {0, 1, 2, 3}, 1e9, Key(k)) for k in range(50)]
-    assert all(4 in asked and len(set(asked)) == 2 for asked in one)
+    requests = [method.asks(p, {0, 1, 2, 3}, 1e9, Key(k)) for k in range(50)]
+    assert all(4 in request and len(set(request)) == 2 for request in requests)
     by_p = [j for k in range(200) for j in method.asks(p, set(p), 1e9, Key(k))]
     assert by_p.count(1) + by_p.count(2) > 0.99 * len(by_p), "b^|p|, whatever the sign"
     even = [j for k in range(200) for j in method.asks(p, set(p), 1.0, Key(k))]
@@ -440,11 +446,13 @@ def test_apple_with_limited_downloads_uses_what_it_had_last() -> None:
     method = Apple(mix_lr=0, downloads=1)
     p = torch.full((3,), 1 / 3)
     state = AppleState(first, p, first, {1: old}, first)
-    mine, reply = worked(method.local(state, Cores({2: new}, p, 0.0, 1.5), party, Key(3)))
-    assert_near(mine.mixed, {k: (reply.theta[k] + old[k] + new[k]) / 3 for k in first}, atol=1e-6)
-    assert mine.had.keys() == {1, 2}
+    new_state, reply = run_call(method.local(state, Cores({2: new}, p, 0.0, 1.5), party, Key(3)))
+    assert_near(
+        new_state.mixed, {k: (reply.theta[k] + old[k] + new[k]) / 3 for k in first}, atol=1e-6
+    )
+    assert new_state.had.keys() == {1, 2}
     assert len(reply.asks) == 1
-    once, _ = worked(
+    once, _ = run_call(
         method.local(replace(state, had={}), Cores({2: new}, p, 0.0, 1.5), party, Key(3))
     )
     assert_near(once.mixed, {k: (once.core[k] + first[k] + new[k]) / 3 for k in first}, atol=1e-6)
@@ -452,7 +460,7 @@ def test_apple_with_limited_downloads_uses_what_it_had_last() -> None:
 
 def test_apple_no_option_is_without_effect() -> None:
     usual = {"mix_lr": 0.05, "until": 1.0, "mu": 1.0}
-    base = deployed("apple", set=usual)
+    base = deployed_models("apple", set=usual)
     for name, value in {
         "mu": 2,
         "mix_lr": 0.02,
@@ -460,7 +468,7 @@ def test_apple_no_option_is_without_effect() -> None:
         "decay": "exponential",
         "downloads": 1,
     }.items():
-        assert not all_same(deployed("apple", set=usual | {name: value}), base), name
+        assert not all_same(deployed_models("apple", set=usual | {name: value}), base), name
 
 
 def test_apple_refuses_adam_and_mr() -> None:
@@ -502,13 +510,13 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
     w = torch.zeros(3, 1).double()
     for _ in range(40):
         messages = method.anchors(Relations({"body.w": w}, omega), range(3))
-        done = [
-            worked(method.local({"body.w": w[t]}, messages[t], parties[t], Key(0)))[1].theta[
+        updates = [
+            run_call(method.local({"body.w": w[t]}, messages[t], parties[t], Key(0)))[1].theta[
                 "body.w"
             ]
             for t in range(3)
         ]
-        w = torch.stack(done)
+        w = torch.stack(updates)
     best = torch.linalg.solve(a.diag() + 0.7 * omega + 0.2 * torch.eye(3).double(), a * b)
     torch.testing.assert_close(w[:, 0], best, rtol=0, atol=1e-6)
 
@@ -516,7 +524,7 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
 def test_fed_mtl_one_party_has_a_decay_of_lambda_1() -> None:
     """m = 1: Σ = Ω = 1, so w = a b / (a + λ₁)."""
     method = FedMtl(lam1=0.5)
-    server, s = net_of(
+    server, s = server_of(
         method, quadratic(1.0), [rows(2.0, 3.0)], Training(lr=0.1, batch=1, steps=30)
     )
     s = rounds(method, server, s, 40)
@@ -524,21 +532,21 @@ def test_fed_mtl_one_party_has_a_decay_of_lambda_1() -> None:
     assert s.omega.item() == pytest.approx(1)
 
 
-def test_fed_mtl_both_steps_in_turn_end_where_they_should() -> None:
+def test_fed_mtl_alternating_steps_converge_to_the_closed_form() -> None:
     """With one weight each W has rank one: Σ is 3 along W, so Ω there is 1/(0.9 · 3 + 0.1), and w =
     b / (1 + λ₁/2.8).
     """
     method = FedMtl(lam1=1.0)
     b = (2.0, 3.0, -2.0)
-    server, s = net_of(
+    server, s = server_of(
         method,
         quadratic(0.0),
-        [rows(1.0, each) for each in b],
+        [rows(1.0, optimum) for optimum in b],
         Training(lr=0.05, batch=1, steps=10),
     )
     s = rounds(method, server, s, 115)
     assert s.W["body.w"][:, 0].tolist() == pytest.approx(
-        [each / (1 + 1 / 2.8) for each in b], abs=1e-6
+        [optimum / (1 + 1 / 2.8) for optimum in b], abs=1e-6
     )
     assert s.omega[0, 1] < 0 < s.omega[0, 2], "−Ω_st says how much s and t are alike"
 
@@ -547,10 +555,12 @@ def test_fed_mtl_bound_by_hand() -> None:
     """a = w − (λ₁ Ω w + λ₂ w)/c with c = λ₁ · 3 + λ₂; a newcomer is held to the mean."""
     omega = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # eigenvalues 1 and 3
     w = torch.tensor([[1.0, 0.0], [4.0, 2.0]])
-    held = FedMtl(lam1=0.5, lam2=0.1).anchors(Relations({"a": w}, omega), [1, 2])
-    assert held[1].weight == pytest.approx(1.6)
-    torch.testing.assert_close(held[1].to["a"], w[1] - (0.5 * (w[0] + 2 * w[1]) + 0.1 * w[1]) / 1.6)
-    torch.testing.assert_close(held[2].to["a"], torch.tensor([2.5, 1.0]))
+    anchors = FedMtl(lam1=0.5, lam2=0.1).anchors(Relations({"a": w}, omega), [1, 2])
+    assert anchors[1].weight == pytest.approx(1.6)
+    torch.testing.assert_close(
+        anchors[1].to["a"], w[1] - (0.5 * (w[0] + 2 * w[1]) + 0.1 * w[1]) / 1.6
+    )
+    torch.testing.assert_close(anchors[2].to["a"], torch.tensor([2.5, 1.0]))
 
 
 def test_fed_mtl_surrogate_by_hand() -> None:
@@ -559,29 +569,29 @@ def test_fed_mtl_surrogate_by_hand() -> None:
     """
     method = FedMtl(relation="surrogate", lam1=9.0)
     w = noise(4, 12, 5)
-    held = method.message_for(Relations({"a": w}, torch.eye(4) - 1 / 4), 2)
-    assert held.weight == pytest.approx(4e-3)
-    torch.testing.assert_close(held.to["a"], w.mean(0) / 2)
-    server, s = net_of(method, small(), [samples(4, (6,), 3)] * 3, Training(batch=4))
+    anchor = method.message_for(Relations({"a": w}, torch.eye(4) - 1 / 4), 2)
+    assert anchor.weight == pytest.approx(4e-3)
+    torch.testing.assert_close(anchor.to["a"], w.mean(0) / 2)
+    server, s = server_of(method, small(), [samples(4, (6,), 3)] * 3, Training(batch=4))
     torch.testing.assert_close(rounds(method, server, s, 1).omega, torch.eye(3) - 1 / 3)
 
 
 def test_fed_mtl_without_weights_is_solo() -> None:
-    assert all_same(deployed("fed-mtl(lam1=0)"), deployed("solo"))
+    assert all_same(deployed_models("fed-mtl(lam1=0)"), deployed_models("solo"))
 
 
 def test_fed_mtl_a_newcomer_starts_at_the_mean() -> None:
     party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=8))
     mean = party.task.init(Key(2))
-    mine, _ = worked(FedMtl().warm_up(party.task.init(Key(1)), Held(mean, 0.0), party, Key(3)))
+    state, _ = run_call(FedMtl().warm_up(party.task.init(Key(1)), Held(mean, 0.0), party, Key(3)))
     g = step(mean, party.data.train, party.task)
-    assert_near(mine, {k: v - 0.1 * g[k] for k, v in mean.items()}, atol=1e-6)
+    assert_near(state, {k: v - 0.1 * g[k] for k, v in mean.items()}, atol=1e-6)
 
 
 def test_fed_mtl_no_option_is_without_effect() -> None:
-    base = deployed("fed-mtl")
+    base = deployed_models("fed-mtl")
     for option in ("relation=surrogate", "lam1=0.1", "lam2=0.1", "epsilon=0.5"):
-        assert not all_same(deployed(f"fed-mtl({option})"), base), option
+        assert not all_same(deployed_models(f"fed-mtl({option})"), base), option
 
 
 # --- FML
@@ -594,7 +604,9 @@ def test_fml_two_steps_by_hand() -> None:
     task, data = small(), samples(8, (6,), 3)
     p, m = task.init(Key(1)), task.init(Key(2))
     party = party_of(task, data, Training(lr=0.1, batch=8, epochs=2))
-    mine, reply = worked(Fml(alpha=0.3, beta=0.8).local(FmlState({}, p), Model(m), party, Key(3)))
+    state, reply = run_call(
+        Fml(alpha=0.3, beta=0.8).local(FmlState({}, p), Model(m), party, Key(3))
+    )
 
     def slope(student: Params, teacher: Params, share: float) -> Params:
         free = {k: v.clone().requires_grad_() for k, v in student.items()}
@@ -609,24 +621,26 @@ def test_fml_two_steps_by_hand() -> None:
         of_p, of_m = slope(p, m, 0.3), slope(m, p, 0.8)
         p = {k: v - 0.1 * of_p[k] for k, v in p.items()}
         m = {k: v - 0.1 * of_m[k] for k, v in m.items()}
-    assert_near(mine.personal, p, atol=1e-6)
+    assert_near(state.personal, p, atol=1e-6)
     assert_near(reply.theta, m, atol=1e-6)
 
 
 @pytest.mark.parametrize("other", [0.5, 1.0])
 def test_fml_models_that_learn_from_labels_alone_are_solo_and_fedavg(other: float) -> None:
     """Bit for bit, whatever the other one learns from."""
-    assert all_same(deployed(f"fml(alpha=1,beta={other})"), deployed("solo"))
-    assert all_same(deployed(f"fml(alpha={other},beta=1,deploy=global)"), deployed("fedavg"))
+    assert all_same(deployed_models(f"fml(alpha=1,beta={other})"), deployed_models("solo"))
+    assert all_same(
+        deployed_models(f"fml(alpha={other},beta=1,deploy=global)"), deployed_models("fedavg")
+    )
 
 
-def test_fml_models_are_one_until_the_copies_are_averaged() -> None:
+def test_fml_models_are_equal_until_the_copies_are_averaged() -> None:
     """Both start alike, so in round 1 there is nothing to learn from each other."""
     party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
     theta = party.task.init(Key(1))
-    mine, reply = worked(Fml().local(FmlState({}, theta), Model(theta), party, Key(3)))
-    assert same(mine.personal, reply.theta)
-    ours = deployed("fml")
+    state, reply = run_call(Fml().local(FmlState({}, theta), Model(theta), party, Key(3)))
+    assert same(state.personal, reply.theta)
+    ours = deployed_models("fml")
     assert not same(ours[0], ours[1])
 
 
@@ -644,23 +658,23 @@ def test_fml_deploys_one_model_or_each_its_own() -> None:
     assert same(a, b)
 
 
-def test_fml_mr_is_asked_of_the_copy_alone() -> None:
-    assert all_same(deployed("fml(alpha=1)+mr", kappa=50), deployed("solo"))
-    assert not all_same(deployed("fml+mr", kappa=50), deployed("fml"))
+def test_fml_mr_applies_to_the_copy_alone() -> None:
+    assert all_same(deployed_models("fml(alpha=1)+mr", kappa=50), deployed_models("solo"))
+    assert not all_same(deployed_models("fml+mr", kappa=50), deployed_models("fml"))
 
 
 def test_fml_a_newcomer_begins_with_what_it_receives() -> None:
     party = party_of(small(), samples(8, (6,), 3), Training(lr=0.1, batch=4))
     first, w = party.task.init(Key(1)), party.task.init(Key(2))
-    mine, _ = worked(Fml().warm_up(FmlState({}, first), Model(w), party, Key(3)))
-    alike, reply = worked(Fml().local(FmlState({}, w), Model(w), party, Key(3)))
-    assert same(mine.personal, alike.personal)
-    assert same(mine.private, reply.theta), (
+    state, _ = run_call(Fml().warm_up(FmlState({}, first), Model(w), party, Key(3)))
+    alike, reply = run_call(Fml().local(FmlState({}, w), Model(w), party, Key(3)))
+    assert same(state.personal, alike.personal)
+    assert same(state.private, reply.theta), (
         "and keeps its copy, which is its model with deploy=global"
     )
 
 
 def test_fml_no_option_is_without_effect() -> None:
-    base = deployed("fml")
+    base = deployed_models("fml")
     for option in ("alpha=0.2", "beta=0.2", "deploy=global"):
-        assert not all_same(deployed(f"fml({option})"), base), option
+        assert not all_same(deployed_models(f"fml({option})"), base), option

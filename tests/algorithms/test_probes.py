@@ -1,8 +1,8 @@
-"""Methods that stretch the core, so that its shape cannot rot.
+"""Methods that use the core in unusual ways.
 
-A step of its own (pFedMe), N models mixed at each party (APPLE), parcels between parties (Fed-SPS),
-different architectures (relay). All were probes here until they became methods; that engines agree
-is shown for all methods in `tests/engines/`.
+They are a custom step (pFedMe), N models mixed at each party (APPLE), sealed messages between
+parties (Fed-SPS) and different architectures (relay). `tests/engines/` shows for all methods that
+engines agree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def federation() -> comity.Federation:
 
 @pytest.fixture(scope="module")
 def few() -> comity.Federation:
-    """The same with few samples, where it is not to be learned from."""
+    """The same with few samples, for tests that need no learning."""
     return comity.load("digits").partition("quantity(beta=1)|keep(fraction=0.2)", parties=4, seed=1)
 
 
@@ -46,22 +46,22 @@ class TestProbe:
         )
         assert result.summary["accuracy"]["mean"] > 0.4  # chance is 0.1
 
-    def test_letters_and_parcels_are_not_written_to(self, method, few, monkeypatch):
+    def test_messages_and_sealed_messages_are_not_written_to(self, method, few, monkeypatch):
         function = LoopEngine.run
         calls = []
 
-        def watched(self, call, messages, sealed_messages):
-            held = [
+        def checking_run(self, call, messages, sealed_messages):
+            message_leaves = [
                 *leaves(list(messages.values())),
                 *leaves([unseal(p) for p in sealed_messages.values()]),
             ]
-            before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
+            before = [t.clone() for t in message_leaves if isinstance(t, torch.Tensor)]
             yield from function(self, call, messages, sealed_messages)
-            after = [t for t in held if isinstance(t, torch.Tensor)]
+            after = [t for t in message_leaves if isinstance(t, torch.Tensor)]
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             calls.append(call.function)
 
-        monkeypatch.setattr(LoopEngine, "run", watched)
+        monkeypatch.setattr(LoopEngine, "run", checking_run)
         comity.run(method, few, engine="loop", **SETTINGS)
         assert calls.count("local") == SETTINGS["rounds"]
 
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused_before_round_1(method, word, federation):
         comity.run(method, federation, model="lenet5", party={"p1": {"model": "mlp2"}})
 
 
-def test_a_sealed_parcel_weighs_nothing_in_the_reply_that_carries_it():
+def test_a_sealed_message_adds_no_bytes_to_the_reply_that_carries_it():
     sealed = seal({"w": torch.zeros(10)}, to=1)
     assert isinstance(sealed, Sealed)
     assert payload([sealed, torch.zeros(2)]) == 8

@@ -13,7 +13,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of, worked
+from toys import (
+    batch_of,
+    federation,
+    noise,
+    party_of,
+    rounds,
+    run_call,
+    samples,
+    server_of,
+    task_of,
+)
 
 import comity
 from comity.algorithms.fedproto import KNOWN_CLASSES, PROTOTYPES, Bank, FedProto, Guide, Prototypes
@@ -61,7 +71,7 @@ def two_parties() -> list[Samples]:
 
 def guide(method: FedProto | FedTgp, data: list[Samples], count: int = 1) -> Guide:
     """What parties get after some rounds with a linear model."""
-    server, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
+    server, s = server_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
     return method.message_for(rounds(method, server, s, count), 0)
 
 
@@ -72,14 +82,14 @@ def test_fedproto_eq6_by_hand() -> None:
     """Class 0: three samples with mean (1, 1), one at (5, 5). Class 1: (8, 7) of two and (0, 2) of
     two.
     """
-    found = guide(FedProto(min_count=1), two_parties())
-    assert found.means.tolist() == [[2, 2], [4, 4.5], [0, 0]]
-    assert found.known.tolist() == [True, True, False]
+    prototypes = guide(FedProto(min_count=1), two_parties())
+    assert prototypes.means.tolist() == [[2, 2], [4, 4.5], [0, 0]]
+    assert prototypes.known.tolist() == [True, True, False]
 
 
 def test_fedproto_eq6_with_parties_alike() -> None:
-    found = guide(FedProto(min_count=1, weights="uniform"), two_parties())
-    assert found.means.tolist() == [[3, 3], [4, 4.5], [0, 0]]
+    prototypes = guide(FedProto(min_count=1, weights="uniform"), two_parties())
+    assert prototypes.means.tolist() == [[3, 3], [4, 4.5], [0, 0]]
 
 
 def test_a_mean_of_too_few_is_not_sent() -> None:
@@ -88,14 +98,14 @@ def test_a_mean_of_too_few_is_not_sent() -> None:
     assert guide(FedProto(min_count=3), two_parties()).known.tolist() == [True, False, False]
 
 
-def test_prototypes_of_parties_that_are_not_asked_stay() -> None:
+def test_prototypes_of_parties_outside_the_cohort_stay() -> None:
     old = Prototypes(torch.ones(3, 2), torch.tensor([1, 1, 1], dtype=torch.int32))
     method = FedProto()
-    server, _ = net_of(
+    server, _ = server_of(
         method, task_of("linear", (2,), 3), two_parties(), Training(lr=0.1), participation=0.5
     )
     s = rounds(method, server, Bank(3, 2, {0: old, 1: old}), 1)
-    assert sum(torch.equal(sent.means, old.means) for sent in s.last.values()) == 1
+    assert sum(torch.equal(upload.means, old.means) for upload in s.last.values()) == 1
 
 
 # --- eq. 7
@@ -112,27 +122,27 @@ def test_prototypes_of_parties_that_are_not_asked_stay() -> None:
 def test_fedproto_eq7_by_hand(reduction: Any, gap: Callable[[Tensor], Tensor]) -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(7, (6,), 3)
     theta, means = task.init(Key(1)), noise(3, 5)
-    known = torch.tensor([True, False, True])
+    known_classes = torch.tensor([True, False, True])
     value = FedProto(lam=2.0, reduction=reduction).eq7(
-        task, theta, batch_of(data), Guide(means, known)
+        task, theta, batch_of(data), Guide(means, known_classes)
     )
-    by_sample = gap(task.features(theta, data.x) - means[data.y]) * known[data.y]
+    by_sample = gap(task.features(theta, data.x) - means[data.y]) * known_classes[data.y]
     by_hand = F.cross_entropy(task.logits(theta, data.x), data.y) + 2.0 * by_sample.mean()
     assert value.item() == pytest.approx(by_hand.item(), abs=1e-6)
 
 
 def test_a_strong_pull_brings_representations_to_the_prototypes() -> None:
-    """Without a say for the labels the minimum is 0: every sample lies on its class's prototype."""
+    """Without a term for the labels the minimum is 0: every sample lies on its class's prototype."""
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(6, (6,), 3)
     target = Guide(noise(3, 5).abs(), torch.ones(3, dtype=torch.bool))
     how = Training(lr=2e-3, batch=6, epochs=1000)
-    theta, sent = worked(
+    theta, upload = run_call(
         FedProto(lam=1e3, min_count=1).local(
             task.init(Key(1)), target, party_of(task, data, how), Key(2)
         )
     )
     assert (task.features(theta, data.x) - target.means[data.y]).abs().max() < 0.05
-    assert torch.allclose(sent.means, target.means, atol=0.05)
+    assert torch.allclose(upload.means, target.means, atol=0.05)
 
 
 # --- eq. 4
@@ -157,12 +167,16 @@ def test_fedproto_eq4_the_nearest_known_prototype_answers() -> None:
         torch.testing.assert_close(logits[:, possible], -far[:, possible], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("answer", "known"), [("head", True), ("nearest", False)])
-def test_the_head_answers_if_asked_to_or_if_nothing_is_known(answer: Any, known: bool) -> None:
+@pytest.mark.parametrize(("answer", "has_prototypes"), [("head", True), ("nearest", False)])
+def test_the_head_answers_by_option_or_without_prototypes(
+    answer: Any, has_prototypes: bool
+) -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(9, (6,), 3)
     method, theta = FedProto(answer=answer), task.init(Key(1))
     party = party_of(task, data, Training())
-    deployed = method.deployed_model(theta, Guide(noise(3, 5), torch.full((3,), known)), party)
+    deployed = method.deployed_model(
+        theta, Guide(noise(3, 5), torch.full((3,), has_prototypes)), party
+    )
     assert deployed.keys() == theta.keys()
     assert torch.equal(
         method.party_for(party, theta).task.logits(deployed, data.x), task.logits(theta, data.x)
@@ -185,9 +199,9 @@ def test_what_is_evaluated_is_the_newest_global_prototypes(method: str) -> None:
 def test_an_exported_model_answers_by_its_prototypes(method: str, tmp_path: Path) -> None:
     result = run(method, out=tmp_path / "run")
     export.export(result, "p0", tmp_path / "out")
-    taken, x = export.load(tmp_path / "out"), noise(20, 6, seed=9)
-    assert PROTOTYPES in taken.theta
-    assert torch.equal(taken.logits(x), result.model("p0").logits(x))
+    exported, x = export.load(tmp_path / "out"), noise(20, 6, seed=9)
+    assert PROTOTYPES in exported.theta
+    assert torch.equal(exported.logits(x), result.model("p0").logits(x))
 
 
 # --- reductions
@@ -200,7 +214,7 @@ def test_without_the_pull_weights_are_solos(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", BOTH)
-def test_with_it_they_are_not(method: str) -> None:
+def test_with_the_pull_weights_are_not_solos(method: str) -> None:
     assert any(
         not torch.equal(a[k], b[k])
         for a, b in zip(weights(method), weights("solo"), strict=True)
@@ -275,9 +289,9 @@ def three_classes(*at: float) -> list[Prototypes]:
 )
 def test_fedtgp_margin_by_hand(margin: Any, tau: float, delta: float) -> None:
     """Centres at 0, 3 and 7: the nearest others are 3, 3 and 4 away, the farthest pair is 7 apart."""
-    found, shown = FedTgp(margin=margin, tau=tau).delta(three_classes(0, 3, 7), 3, 2)
-    assert found.item() == delta
-    assert shown.all()
+    largest, present = FedTgp(margin=margin, tau=tau).delta(three_classes(0, 3, 7), 3, 2)
+    assert largest.item() == delta
+    assert present.all()
 
 
 def test_fedtgp_centres_count_parties_alike_and_leave_out_classes_not_shown() -> None:
@@ -288,9 +302,9 @@ def test_fedtgp_centres_count_parties_alike_and_leave_out_classes_not_shown() ->
     second = Prototypes(
         torch.tensor([[4.0, 0], [0, 0], [0, 0]]), torch.tensor([1, 0, 0], dtype=torch.int32)
     )
-    found, shown = FedTgp().delta([first, second], 3, 2)
-    assert found.item() == 6
-    assert shown.tolist() == [True, True, False]
+    largest, present = FedTgp().delta([first, second], 3, 2)
+    assert largest.item() == 6
+    assert present.tolist() == [True, True, False]
 
 
 def test_fedtgp_of_one_class_has_the_largest_margin() -> None:
@@ -299,7 +313,7 @@ def test_fedtgp_of_one_class_has_the_largest_margin() -> None:
 
 def test_fedtgp_loss_as_printed() -> None:
     method, task = FedTgp(), task_of("linear", (4,), 3)
-    _, s = net_of(method, task, [samples(6, (4,), 3)], Training())
+    _, s = server_of(method, task, [samples(6, (4,), 3)], Training())
     data, delta = samples(5, (4,), 3, seed=4), 1.5
     P = generate_prototypes(s.F)
     terms = []
@@ -307,12 +321,12 @@ def test_fedtgp_loss_as_printed() -> None:
         phi = [math.dist(p.tolist(), other.tolist()) for other in P]
         near = math.exp(-(phi[c] + delta))
         terms.append(-math.log(near / (near + sum(math.exp(-phi[k]) for k in range(3) if k != c))))
-    found = method.acl(task, s.F, batch_of(data), torch.tensor(delta))
-    assert found.item() == pytest.approx(sum(terms) / 5, rel=1e-5)
+    loss = method.acl(task, s.F, batch_of(data), torch.tensor(delta))
+    assert loss.item() == pytest.approx(sum(terms) / 5, rel=1e-5)
 
 
 def test_fedtgp_prototypes_are_made_by_two_layers() -> None:
-    _, s = net_of(FedTgp(), task_of("linear", (4,), 3), [samples(6, (4,), 3)], Training())
+    _, s = server_of(FedTgp(), task_of("linear", (4,), 3), [samples(6, (4,), 3)], Training())
     layers = {k: v.double() for k, v in s.F.items()}
     hidden = (layers["embedding"] @ layers["in.weight"].T + layers["in.bias"]).clamp(min=0)
     assert torch.allclose(
@@ -332,12 +346,12 @@ def test_fedtgp_server_step_by_hand(method: FedTgp, step: float) -> None:
     by the authors' 0.01.
     """
     data = two_parties()
-    server, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
+    server, s = server_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
     after = rounds(method, server, s, 1)
-    shown = Samples(torch.tensor([[1.0, 1], [8, 7], [5, 5], [0, 2]]), torch.tensor([0, 1, 0, 1]))
+    uploads = Samples(torch.tensor([[1.0, 1], [8, 7], [5, 5], [0, 2]]), torch.tensor([0, 1, 0, 1]))
     delta = torch.tensor(math.dist((3, 3), (4, 4.5)))
     free = {k: v.clone().requires_grad_() for k, v in s.F.items()}
-    loss = method.acl(server.info.task, free, batch_of(shown), delta)
+    loss = method.acl(server.info.task, free, batch_of(uploads), delta)
     grads = torch.autograd.grad(loss, list(free.values()))
     for (k, v), g in zip(free.items(), grads, strict=True):
         assert torch.allclose(after.F[k], v - step * g, atol=1e-5)
@@ -353,8 +367,8 @@ def test_fedtgp_learnt_prototypes_lie_farther_apart_than_averages() -> None:
     averaged = guide(FedProto(), [first, second])
     learnt = guide(FedTgp(server_epochs=300, server_lr=0.05), [first, second], count=3)
 
-    def gap(found: Guide) -> float:
-        return distances(found.means[:1], found.means[1:2]).item()
+    def gap(prototypes: Guide) -> float:
+        return distances(prototypes.means[:1], prototypes.means[1:2]).item()
 
     assert gap(averaged) == pytest.approx(math.dist((2, 2), (4, -2)))
     assert gap(learnt) > 1.5 * gap(averaged)
@@ -363,7 +377,7 @@ def test_fedtgp_learnt_prototypes_lie_farther_apart_than_averages() -> None:
 def test_fedtgp_tells_which_classes_there_are_but_not_how_many_of_each() -> None:
     task = task_of("linear", (2,), 3)
     party = party_of(task, two_parties()[0], Training())
-    _, sent = worked(
+    _, upload = run_call(
         FedTgp().local(
             task.init(Key(0)),
             Guide(torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)),
@@ -371,12 +385,12 @@ def test_fedtgp_tells_which_classes_there_are_but_not_how_many_of_each() -> None
             Key(1),
         )
     )
-    assert sent.counts.tolist() == [1, 1, 0]
+    assert upload.counts.tolist() == [1, 1, 0]
     assert FedTgp().traits.leaves == {"means"}
     assert FedProto().traits.leaves == {"means", "class counts"}
 
 
 def test_fedtgp_without_a_prototype_leaves_the_server_as_it_is() -> None:
     method = FedTgp(min_count=50)
-    server, s = net_of(method, task_of("linear", (2,), 3), two_parties(), Training())
+    server, s = server_of(method, task_of("linear", (2,), 3), two_parties(), Training())
     assert rounds(method, server, s, 1) is s

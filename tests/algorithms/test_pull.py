@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import assert_near, fit, noise, party_of, quadratic, rows, same, samples, task_of, worked
+from toys import (
+    assert_near,
+    fit,
+    noise,
+    party_of,
+    quadratic,
+    rows,
+    run_call,
+    same,
+    samples,
+    task_of,
+)
 
 from comity.algorithms.ditto import Ditto, DittoState
 from comity.algorithms.fedprox import FedProx
@@ -48,7 +59,7 @@ COVERED = {
     "weights": lambda name: name.endswith(".weight"),
     "the head": lambda name: name.startswith("fc3."),
 }
-TRAINED = {"all": None, "some": frozenset({"fc1.weight", "fc2.bias", "fc3.weight"})}
+TRAINABLE = {"all": None, "some": frozenset({"fc1.weight", "fc2.bias", "fc3.weight"})}
 
 
 def in_64_bits(task: LearningTask) -> tuple[Params, Samples]:
@@ -60,12 +71,12 @@ def in_64_bits(task: LearningTask) -> tuple[Params, Samples]:
 
 def elsewhere(theta: Params, covers: Callable[[str], bool]) -> Params:
     """A point away from `theta`, of the parameters that a pull is to cover."""
-    there = {
+    shifted = {
         k: v + noise(*v.shape, seed=n).double()
         for n, (k, v) in enumerate(theta.items())
         if "~" not in k
     }
-    return {k: v for k, v in there.items() if covers(k)}
+    return {k: v for k, v in shifted.items() if covers(k)}
 
 
 def with_term(task: LearningTask, pull: Pull) -> Callable[[Params, Batch], Tensor]:
@@ -98,14 +109,14 @@ def test_the_pull_is_the_gradient_of_its_term(how: str, covered: str, weight: fl
     assert len(uncovered) == {"all": 0, "weights": 3, "the head": 4}[covered]
 
 
-@pytest.mark.parametrize("trained", TRAINED)
+@pytest.mark.parametrize("trainable", TRAINABLE)
 @pytest.mark.parametrize("how", HOW)
-def test_the_pull_goes_with_a_shift_and_with_weights_held_fixed(how: str, trained: str) -> None:
+def test_the_pull_goes_with_a_shift_and_with_weights_held_fixed(how: str, trainable: str) -> None:
     """SCAFFOLD's shift and a pull to everything; what is not trained is not pulled either."""
     theta, data = in_64_bits(LINEAR)
     pull = Pull(elsewhere(theta, COVERED["all"]), 2.0)
     add = {"fc2.bias": noise(4, seed=9).double()}
-    only = TRAINED[trained]
+    only = TRAINABLE[trainable]
     settings = replace(HOW[how], batch=6, epochs=2)
     ours = fit(LINEAR.loss, theta, data, Key(2), settings, only=only, add=add, pull=pull).theta
     theirs = fit(with_term(LINEAR, pull), theta, data, Key(2), settings, only=only, add=add).theta
@@ -118,12 +129,12 @@ def test_the_pull_goes_with_a_shift_and_with_weights_held_fixed(how: str, traine
 def test_the_pull_is_the_gradient_of_its_term_beside_batchnorm(how: str) -> None:
     """Running statistics follow the batches and are not pulled, not even if the point has some."""
     theta, data = in_64_bits(BATCHNORM)
-    there = elsewhere(theta, COVERED["all"])
+    point = elsewhere(theta, COVERED["all"])
     buffers = {k: v + 1 for k, v in theta.items() if "~" in k}
     assert buffers
     settings = replace(HOW[how], batch=6, epochs=2)
-    ours = fit(BATCHNORM.loss, theta, data, Key(2), settings, pull=Pull(there | buffers, 2.0)).theta
-    theirs = fit(with_term(BATCHNORM, Pull(there, 2.0)), theta, data, Key(2), settings).theta
+    ours = fit(BATCHNORM.loss, theta, data, Key(2), settings, pull=Pull(point | buffers, 2.0)).theta
+    theirs = fit(with_term(BATCHNORM, Pull(point, 2.0)), theta, data, Key(2), settings).theta
     assert_near(ours, theirs, atol=1e-12)
 
 
@@ -141,8 +152,8 @@ def test_moments_continue_under_a_pull(how: str) -> None:
     assert_near(ours.moments.first, theirs.moments.first, atol=1e-12)
     assert_near(ours.moments.second, theirs.moments.second, atol=1e-12)
     ours, theirs = (
-        fit(loss, done.theta, data, Key(3), settings, pull=p, moments=done.moments)
-        for done, (loss, p) in zip((ours, theirs), _both(pull), strict=True)
+        fit(loss, first_fit.theta, data, Key(3), settings, pull=p, moments=first_fit.moments)
+        for first_fit, (loss, p) in zip((ours, theirs), _both(pull), strict=True)
     )
     assert_near(ours.theta, theirs.theta, atol=1e-12)
 
@@ -172,18 +183,18 @@ def test_one_step_on_a_quadratic_by_hand(case: str) -> None:
     how, expected = HAND[case]
     theta = {"body.w": torch.tensor([3.0], dtype=torch.float64)}
     pull = Pull({"body.w": torch.tensor([-2.0], dtype=torch.float64)}, 0.5)
-    done = fit(quadratic().loss, theta, rows(4, 1), Key(0), how, pull=pull)
-    assert done.steps == 1
-    assert done.theta["body.w"].item() == pytest.approx(expected, abs=1e-12)
-    assert done.loss is not None
-    assert done.loss.item() == 8, "the loss of the last batch is without the pull: 4/2 · 2²"
+    result = fit(quadratic().loss, theta, rows(4, 1), Key(0), how, pull=pull)
+    assert result.steps == 1
+    assert result.theta["body.w"].item() == pytest.approx(expected, abs=1e-12)
+    assert result.loss is not None
+    assert result.loss.item() == 8, "the loss of the last batch is without the pull: 4/2 · 2²"
 
 
 def test_two_steps_of_momentum_by_hand() -> None:
     """v_1 = 10.5, w = 1.95; v_2 = 0.9 · 10.5 + 4 · 0.95 + 0.5 · 3.95 = 15.225, w = 0.4275."""
     theta = {"body.w": torch.tensor([3.0], dtype=torch.float64)}
     pull = Pull({"body.w": torch.tensor([-2.0], dtype=torch.float64)}, 0.5)
-    done = fit(
+    result = fit(
         quadratic().loss,
         theta,
         rows(4, 1),
@@ -191,49 +202,49 @@ def test_two_steps_of_momentum_by_hand() -> None:
         Training(lr=0.1, momentum=0.9, steps=2),
         pull=pull,
     )
-    assert done.theta["body.w"].item() == pytest.approx(0.4275, abs=1e-12)
+    assert result.theta["body.w"].item() == pytest.approx(0.4275, abs=1e-12)
 
 
 def test_it_ends_between_the_optimum_and_the_point() -> None:
     """min 4/2 (w − 1)² + 0.5/2 (w + 2)²: w = (4 · 1 − 0.5 · 2) / 4.5 = 2/3."""
     theta = {"body.w": torch.tensor([3.0], dtype=torch.float64)}
     pull = Pull({"body.w": torch.tensor([-2.0], dtype=torch.float64)}, 0.5)
-    done = fit(quadratic().loss, theta, rows(4, 1), Key(0), Training(lr=0.1, steps=200), pull=pull)
-    assert done.theta["body.w"].item() == pytest.approx(2 / 3, abs=1e-12)
+    result = fit(
+        quadratic().loss, theta, rows(4, 1), Key(0), Training(lr=0.1, steps=200), pull=pull
+    )
+    assert result.theta["body.w"].item() == pytest.approx(2 / 3, abs=1e-12)
 
 
 # --- several parties at once
 
 
-def fitted(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
-    """The plain loss, of a module: parties that ask for it are trained together."""
+def plain_loss(task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
+    """The plain loss as a module-level function: its trainings can be batched."""
     return task.loss(theta, batch)
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_parties_that_are_trained_together_are_pulled_each_to_its_own_point(how: str) -> None:
-    """Three parties with 18, 14 and 18 samples in batches of 6, of which not all steps are taken
-    together.
-    """
+def test_parties_trained_in_one_batch_are_pulled_each_to_its_own_point(how: str) -> None:
+    """Three parties with 18, 14 and 18 samples in batches of 6: not all steps are batched."""
     theta, data = in_64_bits(LINEAR)
     parties = [data, data.take(range(14)), data.take(range(17, -1, -1))]
-    asked: list[FitRequest[Any]] = []
-    for i, mine in enumerate(parties):
-        there = {k: v + i for k, v in elsewhere(theta, COVERED["weights"]).items()}
-        party = party_of(LINEAR, mine, replace(HOW[how], batch=6, epochs=2), i, 3)
-        asked.append(party.fit(fitted, theta, Key(i), pull=Pull(there, 2.0)))
-    for request, (done, why) in zip(asked, train_batched(asked), strict=True):
-        assert done is not None, why
-        assert_near(done.theta, train(request).theta, atol=1e-12)
+    requests: list[FitRequest[Any]] = []
+    for i, party_data in enumerate(parties):
+        point = {k: v + i for k, v in elsewhere(theta, COVERED["weights"]).items()}
+        party = party_of(LINEAR, party_data, replace(HOW[how], batch=6, epochs=2), i, 3)
+        requests.append(party.fit(plain_loss, theta, Key(i), pull=Pull(point, 2.0)))
+    for request, (result, why) in zip(requests, train_batched(requests), strict=True):
+        assert result is not None, why
+        assert_near(result.theta, train(request).theta, atol=1e-12)
         assert_near(
-            done.theta,
+            result.theta,
             train(replace(request, objective=written_out, aux=request.pull, pull=None)).theta,
             atol=1e-12,
         )
 
 
-def written_out(task: LearningTask, theta: Params, batch: Batch, own: Pull) -> Tensor:
-    return with_term(task, own)(theta, batch)
+def written_out(task: LearningTask, theta: Params, batch: Batch, aux: Pull) -> Tensor:
+    return with_term(task, aux)(theta, batch)
 
 
 # --- no pull at all
@@ -275,7 +286,7 @@ def test_a_pull_of_nothing_that_is_trained_is_no_pull(how: str) -> None:
         )
 
 
-def test_a_weight_of_0_is_no_pull_for_good() -> None:
+def test_a_weight_of_0_never_pulls() -> None:
     theta, data = in_64_bits(LINEAR)
     far = elsewhere(theta, COVERED["all"])
     how = Training(lr=0.05, batch=6, epochs=3)
@@ -288,7 +299,7 @@ def test_a_weight_of_0_is_no_pull_for_good() -> None:
 def test_the_point_is_not_changed_though_training_begins_there() -> None:
     theta = LINEAR.init(Key(1))
     before = {k: v.clone() for k, v in theta.items()}
-    done = fit(
+    result = fit(
         LINEAR.loss,
         theta,
         samples(18, SHAPE, CLASSES),
@@ -297,14 +308,14 @@ def test_the_point_is_not_changed_though_training_begins_there() -> None:
         pull=Pull(theta, 0.7),
     )
     assert same(theta, before)
-    assert not any(torch.equal(done.theta[k], v) for k, v in theta.items())
+    assert not any(torch.equal(result.theta[k], v) for k, v in theta.items())
 
 
 # --- who asks for one
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])
-def test_fedprox_and_ditto_ask_for_their_papers_term(weight: float) -> None:
+def test_fedprox_and_ditto_request_their_papers_term(weight: float) -> None:
     """FedProx eq. 2 holds w at w^t, where it begins; Ditto's Algorithm 1 pulls v_i to w^t: both
     with the term written out.
     """
@@ -312,10 +323,10 @@ def test_fedprox_and_ditto_ask_for_their_papers_term(weight: float) -> None:
     v = elsewhere(w, COVERED["all"])
     party = party_of(LINEAR, data, Training(lr=0.05, batch=6, epochs=2))
     term = with_term(LINEAR, Pull(w, weight))
-    _, reply = worked(FedProx(mu=weight).local({}, Model(w), party, Key(2)))
+    _, reply = run_call(FedProx(mu=weight).local({}, Model(w), party, Key(2)))
     assert_near(reply.theta, fit(term, w, data, Key(2), party.training).theta, atol=1e-12)
-    mine, reply = worked(Ditto(lam=weight).local(DittoState({}, v), Model(w), party, Key(2)))
-    assert_near(mine.v, fit(term, v, data, Key(2), party.training).theta, atol=1e-12)
+    state, reply = run_call(Ditto(lam=weight).local(DittoState({}, v), Model(w), party, Key(2)))
+    assert_near(state.v, fit(term, v, data, Key(2), party.training).theta, atol=1e-12)
     assert same(reply.theta, train(party.fit(plain, w, Key(2))).theta), (
         "the global model is FedAvg's"
     )

@@ -1,5 +1,5 @@
-"""A method with its extra switched off is its parent, bit for bit, even when the extra made
-exchanges of its own.
+"""A method with its extra switched off is its parent, bit for bit, even if the extra makes
+additional calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAIRS = {
 
 
 @cache
-def ran(
+def run_method(
     text: str, model: str, participation: float, optimizer: str = "sgd", bn: Any = "all"
 ) -> comity.Result:
     name, shape = MODELS[model]
@@ -82,12 +82,14 @@ def assert_same(child: comity.Result, parent: comity.Result) -> None:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_reduces_to_its_parent(pair: str, model: str, participation: float) -> None:
     child, parent = PAIRS[pair]
-    assert_same(ran(child, model, participation), ran(parent, model, participation))
+    assert_same(run_method(child, model, participation), run_method(parent, model, participation))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_fedbn_without_batchnorm_is_fedavg(participation: float) -> None:
-    assert_same(ran("fedbn", "mlp2", participation), ran("fedavg", "mlp2", participation))
+    assert_same(
+        run_method("fedbn", "mlp2", participation), run_method("fedavg", "mlp2", participation)
+    )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -96,8 +98,8 @@ def test_fedbn_is_fedavg_with_the_policy_none(participation: float) -> None:
     rest.
     """
     assert_same(
-        ran("fedbn", "batchnorm", participation),
-        ran("fedavg", "batchnorm", participation, bn="none"),
+        run_method("fedbn", "batchnorm", participation),
+        run_method("fedavg", "batchnorm", participation, bn="none"),
     )
 
 
@@ -109,7 +111,10 @@ def test_fedbn_is_fedavg_with_the_policy_none(participation: float) -> None:
 )
 def test_reduces_to_its_parent_under_other_optimizers(pair: str, optimizer: str) -> None:
     child, parent = PAIRS[pair]
-    assert_same(ran(child, "batchnorm", 0.5, optimizer), ran(parent, "batchnorm", 0.5, optimizer))
+    assert_same(
+        run_method(child, "batchnorm", 0.5, optimizer),
+        run_method(parent, "batchnorm", 0.5, optimizer),
+    )
 
 
 @pytest.mark.sweep("-none")
@@ -120,7 +125,9 @@ def test_reduces_to_its_parent_under_other_optimizers(pair: str, optimizer: str)
 )
 def test_reduces_to_its_parent_under_other_batchnorm_policies(pair: str, bn: str) -> None:
     child, parent = PAIRS[pair]
-    assert_same(ran(child, "batchnorm", 0.5, bn=bn), ran(parent, "batchnorm", 0.5, bn=bn))
+    assert_same(
+        run_method(child, "batchnorm", 0.5, bn=bn), run_method(parent, "batchnorm", 0.5, bn=bn)
+    )
 
 
 def _without_eval(rows: list[Charge], first: int) -> list[Charge]:
@@ -128,11 +135,11 @@ def _without_eval(rows: list[Charge], first: int) -> list[Charge]:
 
 
 @pytest.mark.parametrize("pair", ["dbe off", "dbe off on scaffold", "mr off on fedper"])
-def test_the_extra_was_really_there(pair: str) -> None:
-    """The comparison means something: the child did exchange means before round 1, and its parent's
-    messages after.
+def test_the_extra_makes_additional_calls(pair: str) -> None:
+    """Otherwise the comparison would show nothing: the child exchanges means before round 1, and
+    its parent's messages after.
     """
-    child, parent = (ran(text, "mlp2", 0.5) for text in PAIRS[pair])
+    child, parent = (run_method(text, "mlp2", 0.5) for text in PAIRS[pair])
     assert {row.call for row in child.ledger if row.round == 0 and row.kind == "up"} == {"mean"}
     assert _without_eval(child.ledger, 1) == _without_eval(parent.ledger, 0)
 
@@ -143,7 +150,7 @@ def test_the_extra_was_really_there(pair: str) -> None:
      ("fedavg+prbm", "fedavg"), ("fedper+mr", "fedper"), ("scaffold+dbe", "scaffold"), ("scaffold", "fedavg")],
 )  # fmt: skip
 def test_switched_on_it_is_not_its_parent(on: str, off: str) -> None:
-    child, parent = ran(on, "mlp2", 1.0), ran(off, "mlp2", 1.0)
+    child, parent = run_method(on, "mlp2", 1.0), run_method(off, "mlp2", 1.0)
     assert not torch.equal(
         child.model("p0").theta["fc1.weight"], parent.model("p0").theta["fc1.weight"]
     )

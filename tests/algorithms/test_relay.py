@@ -24,14 +24,14 @@ from toys import (
     assert_near,
     batch_of,
     federation,
-    net_of,
     noise,
     party_of,
     rounds,
+    run_call,
     same,
     samples,
+    server_of,
     task_of,
-    worked,
 )
 
 import comity
@@ -92,9 +92,9 @@ def exponential(T: float) -> Any:
 
 
 @dataclass
-class Heard:
-    """What Algorithm 2 gets: global representations by class and one observation of each, None
-    where there is none.
+class Received:
+    """Input of Algorithm 2: global representations by class and one observation of each, None where
+    there is none.
     """
 
     bar: list[Tensor | None]
@@ -102,7 +102,7 @@ class Heard:
 
 
 def algorithm2(
-    theta: Params, data: Samples, heard: Heard, kd: float, disc: float, h: Any = eq5
+    theta: Params, data: Samples, received: Received, kd: float, disc: float, h: Any = eq5
 ) -> Tensor:
     """L of one mini-batch as printed; `kd` and `disc` are what ‖·‖² and the sum of the C terms are
     multiplied by.
@@ -111,9 +111,9 @@ def algorithm2(
     for x, y in zip(data.x, data.y.tolist(), strict=True):
         s = phi(theta, x[None])[0]
         total = total - tau(theta, s).log_softmax(0)[y]
-        if heard.bar[y] is not None:
-            total = total + kd * (s - heard.bar[y]).square().sum()
-        for c, t in enumerate(heard.t):
+        if received.bar[y] is not None:
+            total = total + kd * (s - received.bar[y]).square().sum()
+        for c, t in enumerate(received.t):
             if t is not None:
                 total = total + disc * (
                     -h(theta, s, t).log() if c == y else -(1 - h(theta, s, t)).log()
@@ -124,7 +124,7 @@ def algorithm2(
 def descend(
     theta: Params,
     data: Samples,
-    heard: Heard,
+    received: Received,
     lr: float,
     epochs: int,
     kd: float,
@@ -135,7 +135,9 @@ def descend(
     for _ in range(epochs):
         free = {k: v.detach().clone().requires_grad_() for k, v in theta.items()}
         grads = torch.autograd.grad(
-            algorithm2(free, data, heard, kd, disc, h), list(free.values()), materialize_grads=True
+            algorithm2(free, data, received, kd, disc, h),
+            list(free.values()),
+            materialize_grads=True,
         )
         theta = {k: v.detach() - lr * g for (k, v), g in zip(free.items(), grads, strict=True)}
     return theta
@@ -151,55 +153,57 @@ def pool(means: list[list[Tensor | None]], data: list[Samples]) -> list[Tensor |
     """The mean over all samples of all parties."""
     bar: list[Tensor | None] = []
     for c in range(C):
-        shown = [
+        counted_means = [
             (int((d.y == c).sum()), t)
             for m, d in zip(means, data, strict=True)
             if (t := m[c]) is not None
         ]
         bar.append(
-            sum((n * t for n, t in shown), torch.zeros(())) / sum(n for n, _ in shown)
-            if shown
+            sum((n * t for n, t in counted_means), torch.zeros(()))
+            / sum(n for n, _ in counted_means)
+            if counted_means
             else None
         )
     return bar
 
 
-def present(mean: Tensor | None) -> Tensor:
+def not_none(mean: Tensor | None) -> Tensor:
     """A mean of which the test knows that it is there."""
     assert mean is not None
     return mean
 
 
-def assert_classes(made: Tensor, mask: Tensor, expected: list[Tensor | None]) -> None:
+def assert_classes(rows: Tensor, mask: Tensor, expected: list[Tensor | None]) -> None:
     """Rows by class, and which of them hold anything; the others are zeros."""
     assert mask.tolist() == [e is not None for e in expected]
-    for row, e in zip(made, expected, strict=True):
+    for row, e in zip(rows, expected, strict=True):
         torch.testing.assert_close(
             row, torch.zeros_like(row) if e is None else e, rtol=0, atol=2e-6
         )
 
 
 def teacher(
-    seed: int = 5, sets: int = 1, known: Tensor | None = None, seen: Tensor | None = None
+    seed: int = 5, sets: int = 1, known_mask: Tensor | None = None, seen_mask: Tensor | None = None
 ) -> Teacher:
     """Arbitrary means and observations."""
     mask = torch.ones(sets, C, dtype=torch.bool)
     return Teacher(
-        noise(C, D, seed=seed), mask[0] if known is None else known, noise(sets, C, D, seed=seed + 1),
-        mask if seen is None else seen, {},
+        noise(C, D, seed=seed), mask[0] if known_mask is None else known_mask,
+        noise(sets, C, D, seed=seed + 1),
+        mask if seen_mask is None else seen_mask, {},
     )  # fmt: skip
 
 
-def heard_of(m: Teacher, k: int = 0) -> Heard:
+def received_of(m: Teacher, k: int = 0) -> Received:
     bar = [row if ok else None for row, ok in zip(m.means, m.known.tolist(), strict=True)]
-    return Heard(
+    return Received(
         bar, [row if ok else None for row, ok in zip(m.obs[k], m.seen[k].tolist(), strict=True)]
     )
 
 
-def asked(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[Any]:
-    """The training that a party asks for when it has heard this."""
-    training = made.train_with_teacher(
+def fit_request(algorithm: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[Any]:
+    """A party's fit request after this message."""
+    training = algorithm.train_with_teacher(
         of.init(Key(1)), m, party_of(of, samples(1, SHAPE, C), STILL), Key(0)
     )
     request = training.send(None)
@@ -208,10 +212,10 @@ def asked(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[An
 
 
 def loss_of(
-    made: Relay | RelayP2p, of: LearningTask, m: Teacher
+    algorithm: Relay | RelayP2p, of: LearningTask, m: Teacher
 ) -> Callable[[Params, Batch], Tensor]:
-    """What a party minimises when it has heard this: its draws are made for each batch."""
-    request = asked(made, of, m)
+    """A party's objective after this message, with its random draws for each batch."""
+    request = fit_request(algorithm, of, m)
     own = read_only(request.aux)
 
     def value(theta: Params, batch: Batch) -> Tensor:
@@ -227,7 +231,7 @@ def loss_of(
 
 @dataclass
 class Turn:
-    """One call: who asked what of whom, and what came back."""
+    """One call: its function, round, messages and replies."""
 
     round: int
     function: str
@@ -238,32 +242,32 @@ class Turn:
 
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
-    """Everything that crossed on a loop net, parcels opened."""
-    seen: list[Turn] = []
+    """All messages of a run on engine loop, with sealed messages opened."""
+    recorded: list[Turn] = []
     function = LoopEngine.run
 
     def listening(
         self: LoopEngine, call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[tuple[int, PartyResult]]:
-        opened = {edge: unseal(sealed) for edge, sealed in sealed_messages.items()}
+        opened_messages = {edge: unseal(sealed) for edge, sealed in sealed_messages.items()}
         turn = Turn(
             call.round,
             call.function,
             {i: message.content for i, message in messages.items()},
-            opened,
+            opened_messages,
             {},
         )
-        seen.append(turn)
+        recorded.append(turn)
         for i, answer in function(self, call, messages, sealed_messages):
             turn.replies[i] = answer.reply
             yield i, answer
 
     monkeypatch.setattr(LoopEngine, "run", listening)
-    return seen
+    return recorded
 
 
 def turns(wire: list[Turn], function: str) -> dict[int, Turn]:
-    """A work's calls by round."""
+    """The calls of a party function by round."""
     return {turn.round: turn for turn in wire if turn.function == function}
 
 
@@ -289,16 +293,16 @@ def task() -> LearningTask:
     return task_of(MODEL, SHAPE, C)
 
 
-def labelled(labels: list[int], seed: int = 1) -> Samples:
+def samples_with_labels(labels: list[int], seed: int = 1) -> Samples:
     """Gaussian inputs with these labels, seen from elsewhere by each seed."""
     return Samples(noise(len(labels), *SHAPE, seed=seed) + 0.3 * seed, torch.tensor(labels))
 
 
 # Three parties; p2 has nothing of class 2, and one sample of class 1.
 TRIO = [
-    labelled([0, 1, 2] * 3, 1),
-    labelled([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], 2),
-    labelled([0, 0, 0, 0, 1], 3),
+    samples_with_labels([0, 1, 2] * 3, 1),
+    samples_with_labels([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], 2),
+    samples_with_labels([0, 0, 0, 0, 1], 3),
 ]
 
 
@@ -324,10 +328,15 @@ def test_section4_settings_of_the_experiments() -> None:
     """λ_KD = 10, λ_disc = 1, n_avg = 10, M↑ = M↓ = 1; nothing of oneself, nothing averaged, means
     by sample counts.
     """
-    for made in (Relay(), RelayP2p()):
-        assert (made.lambda_kd, made.lambda_disc, made.n_avg, made.m_up) == (10.0, 1.0, 10, 1)
-        assert (made.disc, made.negatives) == ("prob_product", "class")
-        assert (made.kd_reduction, made.disc_reduction) == ("code", "code")
+    for algorithm in (Relay(), RelayP2p()):
+        assert (algorithm.lambda_kd, algorithm.lambda_disc, algorithm.n_avg, algorithm.m_up) == (
+            10.0,
+            1.0,
+            10,
+            1,
+        )
+        assert (algorithm.disc, algorithm.negatives) == ("prob_product", "class")
+        assert (algorithm.kd_reduction, algorithm.disc_reduction) == ("code", "code")
     relay = Relay()
     assert (relay.m_down, relay.exclude_self, relay.aggregate) == (1, True, "none")
     assert (relay.weights, relay.begin) == ("samples", "features")
@@ -370,10 +379,10 @@ def test_eq7_terms_by_hand() -> None:
     class 0 .46204.
     """
     h, y = torch.tensor([[0.8, 0.3, 0.1]] * 3), torch.zeros(3, dtype=torch.int64)
-    seen = torch.tensor([[True, True, True], [True, False, True], [False, True, True]])
-    made = contrast(h, seen, y, None)
+    seen_mask = torch.tensor([[True, True, True], [True, False, True], [False, True, True]])
+    losses = contrast(h, seen_mask, y, None)
     torch.testing.assert_close(
-        made, torch.tensor([0.685179, 0.328504, 0.462035]), rtol=0, atol=1e-5
+        losses, torch.tensor([0.685179, 0.328504, 0.462035]), rtol=0, atol=1e-5
     )
 
 
@@ -408,13 +417,13 @@ def test_eq6_value_and_gradient(
     gradient through both sides of ĥ.
     """
     data, theta, m = samples(7, SHAPE, C), task().init(Key(1)), teacher()
-    made = method(
+    algorithm = method(
         lambda_kd=kd, lambda_disc=disc, kd_reduction=kd_reduction, disc_reduction=disc_reduction
     )
     values, grads = [], []
     for loss in (
-        lambda p: loss_of(made, task(), m)(p, batch_of(data)),
-        lambda p: algorithm2(p, data, heard_of(m), kd * by_kd, disc * by_disc),
+        lambda p: loss_of(algorithm, task(), m)(p, batch_of(data)),
+        lambda p: algorithm2(p, data, received_of(m), kd * by_kd, disc * by_disc),
     ):
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
         values.append(loss(free))
@@ -447,18 +456,18 @@ def test_alg2_each_sample_draws_its_set_uniformly(method: Any) -> None:
     """
     m, theta, data = teacher(sets=3), task().init(Key(1)), samples(1, SHAPE, C)
     loss = loss_of(method(lambda_kd=0.0), task(), m)
-    sets = [algorithm2(theta, data, heard_of(m, k), 0.0, 1 / C).item() for k in range(3)]
+    sets = [algorithm2(theta, data, received_of(m, k), 0.0, 1 / C).item() for k in range(3)]
     assert min(abs(a - b) for a, b in combinations(sets, 2)) > 1e-3
     met: Counter[int] = Counter()
     for number in range(600):
         value = loss(theta, Batch(data.x, data.y, torch.arange(1), number, {})).item()
-        gaps = [abs(value - one) for one in sets]
+        gaps = [abs(value - set_loss) for set_loss in sets]
         assert min(gaps) < 1e-5
         met[gaps.index(min(gaps))] += 1
     assert all(abs(met[k] - 200) < 58 for k in range(3))
     crowd = Samples(data.x.repeat(90, 1), data.y.repeat(90))  # within a batch, too
     value = loss(theta, batch_of(crowd)).item()
-    assert min(abs(value - one) for one in sets) > 1e-4
+    assert min(abs(value - set_loss) for set_loss in sets) > 1e-4
     assert value == pytest.approx(sum(sets) / 3, abs=5 * (max(sets) - min(sets)) / 90**0.5)
 
 
@@ -467,49 +476,49 @@ def test_alg2_a_set_comes_with_the_classes_that_it_shows(method: Any) -> None:
     """Two sets that show different classes: each sample has the terms of the set that it drew, and
     no others.
     """
-    seen = torch.tensor([[True, True, False], [False, True, True]])
-    m, theta, data = teacher(sets=2, seen=seen), task().init(Key(1)), samples(1, SHAPE, C)
+    seen_mask = torch.tensor([[True, True, False], [False, True, True]])
+    m, theta, data = teacher(sets=2, seen_mask=seen_mask), task().init(Key(1)), samples(1, SHAPE, C)
     loss = loss_of(method(lambda_kd=0.0), task(), m)
-    sets = [algorithm2(theta, data, heard_of(m, k), 0.0, 1 / C).item() for k in range(2)]
+    sets = [algorithm2(theta, data, received_of(m, k), 0.0, 1 / C).item() for k in range(2)]
     assert abs(sets[0] - sets[1]) > 1e-3
     met = set()
     for number in range(40):
         value = loss(theta, Batch(data.x, data.y, torch.arange(1), number, {})).item()
-        gaps = [abs(value - one) for one in sets]
+        gaps = [abs(value - set_loss) for set_loss in sets]
         assert min(gaps) < 1e-5
         met.add(gaps.index(min(gaps)))
     assert met == {0, 1}
 
 
 @BOTH
-def test_alg2_what_is_drawn(method: Any) -> None:
+def test_alg2_which_values_are_random(method: Any) -> None:
     """With one set and one negative of each class nothing is random; m is drawn of several sets,
     negatives of all classes.
     """
     batch = batch_of(samples(7, SHAPE, C))
-    one, several = teacher(), teacher(sets=3)
-    assert asked(method(), task(), one).draw is None
-    for negatives, m in (("class", several), ("marginal", one), ("marginal", several)):
-        request = asked(method(negatives=negatives), task(), m)
+    single, several = teacher(), teacher(sets=3)
+    assert fit_request(method(), task(), single).draw is None
+    for negatives, m in (("class", several), ("marginal", single), ("marginal", several)):
+        request = fit_request(method(negatives=negatives), task(), m)
         assert request.draw is not None
-        drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), request.aux)
-        assert drawn.pick.shape == (7,)
-        assert set(drawn.pick.tolist()) <= set(range(len(m.obs)))
-        assert (drawn.negatives is None) == (negatives == "class")
-        assert drawn.negatives is None or drawn.negatives.shape == (7, C - 1)
+        draws = request.draw(batch, BatchKey(request.key.bits, batch.number), request.aux)
+        assert draws.pick.shape == (7,)
+        assert set(draws.pick.tolist()) <= set(range(len(m.obs)))
+        assert (draws.negatives is None) == (negatives == "class")
+        assert draws.negatives is None or draws.negatives.shape == (7, C - 1)
 
 
 @BOTH
-def test_alg2_a_letter_stays_as_it_came(method: Any) -> None:
-    """Unknown classes are left out of what a party computes with, not struck out of what it was
-    sent.
+def test_alg2_a_received_message_is_not_changed(method: Any) -> None:
+    """A party leaves unknown classes out of its computation; it does not remove them from the
+    message.
     """
-    m = teacher(known=torch.tensor([True, False, True]))
-    means, known = m.means.clone(), m.known.clone()
+    m = teacher(known_mask=torch.tensor([True, False, True]))
+    means, known_mask = m.means.clone(), m.known.clone()
     party = party_of(task(), samples(7, SHAPE, C), Training(lr=0.1))
-    worked(method().train_with_teacher(task().init(Key(1)), m, party, Key(0)))
+    run_call(method().train_with_teacher(task().init(Key(1)), m, party, Key(0)))
     assert torch.equal(m.means, means)
-    assert torch.equal(m.known, known)
+    assert torch.equal(m.known, known_mask)
 
 
 # --- Theorem 1
@@ -522,16 +531,16 @@ def _eq3(h: Tensor) -> float:
     return -(together + (c - 1) * apart).item()
 
 
-def _contrasted(h: Tensor, negatives: Literal["class", "marginal"], n: int = 60_000) -> float:
+def _mean_contrast(h: Tensor, negatives: Literal["class", "marginal"], n: int = 60_000) -> float:
     """The code's mean over many samples."""
     c = len(h)
     y = torch.arange(n) % c
-    seen = torch.ones(n, c, dtype=torch.bool)
-    heard = Teacher(torch.zeros(c, D), seen[0], torch.zeros(1, c, D), seen[:1], {})
-    drawn = Relay(negatives=negatives).draw_comparisons(
-        batch_of(Samples(torch.zeros(n, 1), y)), BatchKey(7, 0), heard
+    seen_mask = torch.ones(n, c, dtype=torch.bool)
+    message = Teacher(torch.zeros(c, D), seen_mask[0], torch.zeros(1, c, D), seen_mask[:1], {})
+    draws = Relay(negatives=negatives).draw_comparisons(
+        batch_of(Samples(torch.zeros(n, 1), y)), BatchKey(7, 0), message
     )
-    return contrast(h[y], seen, y, drawn.negatives).mean().item()
+    return contrast(h[y], seen_mask, y, draws.negatives).mean().item()
 
 
 def test_theorem1_best_discriminator_and_its_bound() -> None:
@@ -544,7 +553,7 @@ def test_theorem1_best_discriminator_and_its_bound() -> None:
     assert math.log(9) - _eq3(q) == pytest.approx(0.8829, abs=1e-4)
     assert math.log(9) - _eq3(q) < math.log(10), "I(Φ_s, Φ_t) = log 10"
     deviation = (9 * 0.1 * 0.9) ** 0.5 * math.log(19 / 9)
-    assert _contrasted(q, "marginal") == pytest.approx(1.3143, abs=4 * deviation / 60_000**0.5)
+    assert _mean_contrast(q, "marginal") == pytest.approx(1.3143, abs=4 * deviation / 60_000**0.5)
 
 
 @pytest.mark.parametrize(
@@ -555,28 +564,30 @@ def test_theorem1_any_other_h_loses_more(equal: float, different: float) -> None
     h = torch.full((10, 10), different) + torch.eye(10) * (equal - different)
     assert _eq3(h) > 1.3143 + 0.01
     deviation = (9 * 0.1 * 0.9) ** 0.5 * abs(math.log((1 - different) / (1 - equal)))
-    value = _contrasted(h, "marginal")
+    value = _mean_contrast(h, "marginal")
     assert value == pytest.approx(_eq3(h), abs=4 * deviation / 60_000**0.5)
     assert value > 1.3143
 
 
 def test_theorem1_the_thesis_own_negatives_are_not_the_bounds() -> None:
     """One of each other class: no pair of one class among them, so q's loss is log 1.9 = .6419."""
-    assert _contrasted(torch.eye(10) * 10 / 19, "class") == pytest.approx(math.log(1.9), abs=1e-4)
+    assert _mean_contrast(torch.eye(10) * 10 / 19, "class") == pytest.approx(
+        math.log(1.9), abs=1e-4
+    )
 
 
 @BOTH
 def test_theorem1_marginal_negatives_in_the_loss(method: Any) -> None:
     """E = -log ĥ(s, t^y) - (C - 1) / C · Σ_c log(1 - ĥ(s, t^c)), one's own class among them."""
-    n, theta, m, one = 6000, task().init(Key(1)), teacher(), samples(1, SHAPE, C)
-    crowd = Samples(one.x.repeat(n, 1), one.y.repeat(n))
-    s = phi(theta, one.x)[0]
+    n, theta, m, sample = 6000, task().init(Key(1)), teacher(), samples(1, SHAPE, C)
+    crowd = Samples(sample.x.repeat(n, 1), sample.y.repeat(n))
+    s = phi(theta, sample.x)[0]
     h = torch.stack([eq5(theta, s, t) for t in m.obs[0]])
     wrong = -(1 - h).log()
     expected = (-h[0].log() + (C - 1) * wrong.mean()).item()
-    made = method(lambda_kd=0.0, negatives="marginal", disc_reduction="paper")
-    ce = F.cross_entropy(tau(theta, s)[None], one.y).item()
-    value = loss_of(made, task(), m)(theta, batch_of(crowd)).item() - ce
+    algorithm = method(lambda_kd=0.0, negatives="marginal", disc_reduction="paper")
+    ce = F.cross_entropy(tau(theta, s)[None], sample.y).item()
+    value = loss_of(algorithm, task(), m)(theta, batch_of(crowd)).item() - ce
     assert value == pytest.approx(expected, abs=5 * ((C - 1) ** 0.5 * wrong.std().item()) / n**0.5)
     own = (-h[0].log() + wrong[1:].sum()).item()
     assert abs(expected - own) > 20 * wrong.std().item() / n**0.5, (
@@ -606,36 +617,39 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(
     """Two rounds by hand with V beside the weights; nothing on the wire has its values."""
     relay = Relay(lambda_kd=2.0, lambda_disc=3.0, n_avg=0, disc="external", disc_temperature=T)
     data = [TRIO[0], TRIO[1]]
-    server, s = net_of(relay, task(), data, Training(lr=0.2, batch=100))
+    server, s = server_of(relay, task(), data, Training(lr=0.2, batch=100))
     first = [server.state(u) for u in (0, 1)]
     assert all(state[V].abs().max() > 0.1 for state in first)
     ours = [{k: v.clone() for k, v in state.items()} for state in first]
-    shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
+    means = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
     for _ in (1, 2):
-        bar = pool(shown, data)
+        bar = pool(means, data)
         how = {"lr": 0.2, "epochs": 1, "kd": 2 / D, "disc": 3 / C, "h": exponential(T)}
-        ours = [descend(ours[u], data[u], Heard(bar, shown[1 - u]), **how) for u in (0, 1)]
-        shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
+        ours = [descend(ours[u], data[u], Received(bar, means[1 - u]), **how) for u in (0, 1)]
+        means = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
     rounds(relay, server, s, 2)
     for u in (0, 1):
         assert_near(server.state(u), ours[u])
         assert (server.state(u)[V] - first[u][V]).abs().max() > 1e-3
     secrets = [state[V] for state in (*first, server.state(0), server.state(1))]
-    sent = [
+    sent_tensors = [
         t
         for turn in wire
         for message in (*turn.messages.values(), *turn.replies.values())
         for t in tensors(message)
     ]
-    assert sent
+    assert sent_tensors
     assert not [
-        1 for t in sent for secret in secrets if t.shape == secret.shape and torch.equal(t, secret)
+        1
+        for t in sent_tensors
+        for secret in secrets
+        if t.shape == secret.shape and torch.equal(t, secret)
     ]
 
 
-def test_external_discriminator_rests_without_its_loss() -> None:
+def test_external_discriminator_is_unchanged_without_its_loss() -> None:
     relay = Relay(lambda_kd=2.0, lambda_disc=0.0, disc="external")
-    server, s = net_of(relay, task(), TRIO, Training(lr=0.2))
+    server, s = server_of(relay, task(), TRIO, Training(lr=0.2))
     before = server.state(0)[V].clone()
     rounds(relay, server, s, 2)
     assert torch.equal(server.state(0)[V], before)
@@ -671,50 +685,52 @@ def some_parties(text: str, parties: int, how: str, **options: Any) -> comity.Re
 def test_alg1_without_the_two_losses_is_solo(parties: int, text: str, how: str) -> None:
     """K1: λ_KD = λ_disc = 0 is independent learning bit for bit, while representations still cross."""
     alone = some_parties("solo", parties, how)
-    made = some_parties(text, parties, how, lambda_kd=0.0, lambda_disc=0.0)
-    moved = some_parties(text, parties, how, lambda_kd=0.1)
+    without_losses = some_parties(text, parties, how, lambda_kd=0.0, lambda_disc=0.0)
+    with_kd = some_parties(text, parties, how, lambda_kd=0.1)
     for name in alone.job.info.names:
         expected = alone.model(name).theta
-        assert same({k: v for k, v in made.model(name).theta.items() if k != V}, expected)
-        assert not torch.equal(moved.model(name).theta["fc1.weight"], expected["fc1.weight"])
+        assert same({k: v for k, v in without_losses.model(name).theta.items() if k != V}, expected)
+        assert not torch.equal(with_kd.model(name).theta["fc1.weight"], expected["fc1.weight"])
     for t in (1, 2, 3):
-        crossed = {row.kind for row in made.ledger if row.round == t}
+        crossed = {row.kind for row in without_losses.ledger if row.round == t}
         assert crossed >= ({"down", "peer"} if text == "relay-p2p" else {"up", "down"})
 
 
 @pytest.mark.parametrize(("kd", "disc"), [(10.0, 1.0), (0.5, 4.0)])
 def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: list[Turn]) -> None:
-    """Everything from plain torch but the first weights and who told whom: p2 lacks class 2 and
-    shows nothing of class 1.
+    """Everything is computed in plain torch, except the first weights and the choice of senders: p2
+    lacks class 2 and shows nothing of class 1.
     """
     relay = Relay(lambda_kd=kd, lambda_disc=disc, n_avg=0)
-    server, s = net_of(relay, task(), TRIO, Training(lr=0.05, batch=100, epochs=2))
+    server, s = server_of(relay, task(), TRIO, Training(lr=0.05, batch=100, epochs=2))
     rounds(relay, server, s, 2)
     ours = [start_of(task()) for _ in TRIO]
-    shown = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
+    means = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
     for u, reply in turns(wire, "show")[0].replies.items():
-        assert_classes(reply.means, reply.counts > 0, shown[u])
-    assert shown[2][1:] == [None, None]
+        assert_classes(reply.means, reply.counts > 0, means[u])
+    assert means[2][1:] == [None, None]
     for t in (1, 2):
-        turn, bar, after = turns(wire, "local")[t], pool(shown, TRIO), []
+        turn, bar, after = turns(wire, "local")[t], pool(means, TRIO), []
         for u, message in turn.messages.items():
             assert_classes(message.means, message.known, bar)
-            told = [
+            senders = [
                 v
                 for v in range(3)
-                if torch.allclose(message.obs[0, 0], present(shown[v][0]), atol=1e-5)
+                if torch.allclose(message.obs[0, 0], not_none(means[v][0]), atol=1e-5)
             ]
-            assert len(told) == 1
-            assert told != [u]
-            assert_classes(message.obs[0], message.seen[0], shown[told[0]])
+            assert len(senders) == 1
+            assert senders != [u]
+            assert_classes(message.obs[0], message.seen[0], means[senders[0]])
             after.append(
-                descend(ours[u], TRIO[u], Heard(bar, shown[told[0]]), 0.05, 2, kd / D, disc / C)
+                descend(
+                    ours[u], TRIO[u], Received(bar, means[senders[0]]), 0.05, 2, kd / D, disc / C
+                )
             )
         ours = after
-        shown = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
+        means = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
         for u, reply in turn.replies.items():
-            assert_classes(reply.means, reply.counts > 0, shown[u])
-            assert_classes(reply.obs[0], reply.seen, shown[u])
+            assert_classes(reply.means, reply.counts > 0, means[u])
+            assert_classes(reply.obs[0], reply.seen, means[u])
     for u in range(3):
         assert_near(server.state(u), ours[u])
         assert (ours[u]["fc1.weight"] - start_of(task())["fc1.weight"]).abs().max() > 1e-3
@@ -726,7 +742,7 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
 def test_alg1_the_order_of_parties_does_not_matter(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """K8: everybody uses what was shared in the round before, so parties may work and answer in
+    """K8: every party uses what was shared in the round before, so parties may run and reply in
     reverse.
     """
     fed = federation((9, 14, 11, 7))
@@ -755,23 +771,23 @@ def test_alg1_the_order_of_parties_does_not_matter(
 
 
 def show(
-    made: Relay, theta: Params, data: Samples, key: Key | None = None, i: int = 0
+    algorithm: Relay, theta: Params, data: Samples, key: Key | None = None, i: int = 0
 ) -> tuple[Any, Any, Tensor, Tensor]:
-    """What a party lets out with these weights: means and counts (to the relay only), observations
-    and their classes.
+    """The values that leave a party with these weights: means and counts (to the relay only),
+    observations and their classes.
     """
     key = key or Key(3)
     party = party_of(task(), data, STILL, i, parties=2)
-    if not isinstance(made, RelayP2p):
-        _, up = worked(made.show(theta, Empty(), party, key))
+    if not isinstance(algorithm, RelayP2p):
+        _, up = run_call(algorithm.show(theta, Empty(), party, key))
         return up.means, up.counts, up.obs, up.seen
-    mine = RelayPeerState(theta, torch.zeros(C, D), torch.zeros(C))
-    _, sealed_messages = worked(made.tell(mine, Group([i + 1]), party, key))
-    (told,) = map(unseal, sealed_messages.values())
-    return None, None, told.obs, told.seen
+    state = RelayPeerState(theta, torch.zeros(C, D), torch.zeros(C))
+    _, sealed_messages = run_call(algorithm.tell(state, Group([i + 1]), party, key))
+    (message,) = map(unseal, sealed_messages.values())
+    return None, None, message.obs, message.seen
 
 
-FIVE = labelled([0] * 5 + [1] * 5 + [2] * 4)
+FIVE = samples_with_labels([0] * 5 + [1] * 5 + [2] * 4)
 
 
 @BOTH
@@ -779,15 +795,15 @@ FIVE = labelled([0] * 5 + [1] * 5 + [2] * 4)
 def test_eq2_an_observation_of_all_samples_is_the_class_mean(method: Any, n_avg: int) -> None:
     """K6: n_avg >= n_c, or 0."""
     theta = task().init(Key(1))
-    means, counts, obs, seen = show(method(n_avg=n_avg), theta, FIVE)
-    assert_classes(obs[0], seen, class_mean(theta, FIVE))
+    means, counts, obs, seen_mask = show(method(n_avg=n_avg), theta, FIVE)
+    assert_classes(obs[0], seen_mask, class_mean(theta, FIVE))
     if method is Relay:
         assert_classes(means, counts > 0, class_mean(theta, FIVE))
         assert counts.tolist() == [5, 5, 4]
 
 
 @pytest.mark.parametrize(
-    ("size", "rows", "out_of", "least", "told"),
+    ("size", "rows", "out_of", "least", "expected"),
     [
         (10, 25, 25, 2, 10),  # as asked
         (10, 11, 11, 2, 11),  # 11 means - 10 observations would be one sample
@@ -803,10 +819,10 @@ def test_eq2_an_observation_of_all_samples_is_the_class_mean(method: Any, n_avg:
     ],
 )
 def test_privacy_differences_of_means_show_min_count_at_least(
-    size: int, rows: int, out_of: int, least: int, told: int
+    size: int, rows: int, out_of: int, least: int, expected: int
 ) -> None:
-    assert tellable(size, rows, out_of, least) == told
-    assert not told or out_of - told == 0 or out_of - told >= least
+    assert tellable(size, rows, out_of, least) == expected
+    assert not expected or out_of - expected == 0 or out_of - expected >= least
 
 
 @BOTH
@@ -816,7 +832,7 @@ def test_eq2_an_observation_is_the_mean_of_n_avg_different_samples(method: Any, 
     average the class mean.
     """
     theta = task().init(Key(1))
-    z, made = phi(theta, FIVE.x), method(n_avg=n_avg, m_up=2)
+    z, algorithm = phi(theta, FIVE.x), method(n_avg=n_avg, m_up=2)
     of_class = [
         [
             z[list(some)].mean(0)
@@ -824,19 +840,19 @@ def test_eq2_an_observation_is_the_mean_of_n_avg_different_samples(method: Any, 
         ]
         for c in range(C)
     ]
-    found: list[Counter[int]] = [Counter() for _ in range(C)]
+    counts: list[Counter[int]] = [Counter() for _ in range(C)]
     for t in range(60):
-        _, _, obs, _ = show(made, theta, FIVE, Key.root(0).fold("party", 0, t, "local", 0))
+        _, _, obs, _ = show(algorithm, theta, FIVE, Key.root(0).fold("party", 0, t, "local", 0))
         assert obs.shape == (2, C, D)
-        for one in obs:
+        for observation in obs:
             for c in range(C):
-                near = torch.stack([(one[c] - some).abs().max() for some in of_class[c]])
+                near = torch.stack([(observation[c] - some).abs().max() for some in of_class[c]])
                 assert near.min() < 1e-6
-                found[c][int(near.argmin())] += 1
+                counts[c][int(near.argmin())] += 1
     for c in range(C):
         expected = 120 / len(of_class[c])
-        assert len(found[c]) == len(of_class[c])
-        assert max(found[c].values()) < expected + 5 * expected**0.5
+        assert len(counts[c]) == len(of_class[c])
+        assert max(counts[c].values()) < expected + 5 * expected**0.5
 
 
 @BOTH
@@ -844,7 +860,7 @@ def test_eq2_m_up_sets_are_drawn_anew(method: Any) -> None:
     """Six sets of two out of five: all equal with probability 10^-5 for one class."""
     _, _, obs, _ = show(method(n_avg=2, m_up=6), task().init(Key(1)), FIVE)
     assert len(obs) == 6
-    assert len({tuple(one[0].tolist()) for one in obs}) > 1
+    assert len({tuple(observation[0].tolist()) for observation in obs}) > 1
 
 
 def test_alg1_representations_are_taken_after_training_in_evaluation_mode(wire: list[Turn]) -> None:
@@ -853,7 +869,7 @@ def test_alg1_representations_are_taken_after_training_in_evaluation_mode(wire: 
     norm = task_of("fedbn-cnn(scale=0.06)", image, classes)
     data = [samples(9, image, classes, seed=u) for u in (1, 2)]
     relay = Relay(n_avg=0)
-    server, s = net_of(relay, norm, data, Training(lr=0.1, batch=100, min_batch=2))
+    server, s = server_of(relay, norm, data, Training(lr=0.1, batch=100, min_batch=2))
     rounds(relay, server, s, 1)
     for u, reply in turns(wire, "local")[1].replies.items():
         z = norm.features(server.state(u), data[u].x, train=False)
@@ -870,15 +886,15 @@ def test_alg2_own_samples_pass_in_training_mode(method: Any) -> None:
     nothing, width = torch.zeros(1, C, dtype=torch.bool), norm.width
     m = Teacher(torch.zeros(C, width), nothing[0], torch.zeros(1, C, width), nothing, {})
     data = samples(9, (1, 16, 16), C)
-    made = loss_of(method(), norm, m)(norm.init(Key(1)), batch_of(data)).item()
-    trained, judged = (
+    loss = loss_of(method(), norm, m)(norm.init(Key(1)), batch_of(data)).item()
+    in_training, in_evaluation = (
         F.cross_entropy(
             norm.head(theta, norm.features(theta, data.x, train=train), train=train), data.y
         ).item()
         for train, theta in ((True, norm.init(Key(1))), (False, norm.init(Key(1))))
     )
-    assert made == pytest.approx(trained, abs=1e-5)
-    assert abs(trained - judged) > 0.01
+    assert loss == pytest.approx(in_training, abs=1e-5)
+    assert abs(in_training - in_evaluation) > 0.01
 
 
 # --- what the relay sends
@@ -890,14 +906,14 @@ def sets_of(upload: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize(("m_up", "m_down"), [(1, 1), (1, 2), (2, 1), (2, 3), (2, 4), (2, 6)])
 def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list[Turn]) -> None:
-    """A letter holds M↓ sets out of the 2 M↑ that two others sent the round before, whole, and as
-    different as there are.
+    """A message holds M↓ whole sets of the 2 M↑ that two others sent the round before, as different
+    as possible.
     """
     relay = Relay(m_up=m_up, m_down=m_down, n_avg=2)
-    server, s = net_of(
+    server, s = server_of(
         relay,
         task(),
-        [FIVE, labelled(FIVE.y.tolist(), 2), labelled(FIVE.y.tolist(), 3)],
+        [FIVE, samples_with_labels(FIVE.y.tolist(), 2), samples_with_labels(FIVE.y.tolist(), 3)],
         Training(lr=0.1),
     )
     rounds(relay, server, s, 6)
@@ -908,34 +924,43 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
             assert message.obs.shape == (m_down, C, D)
             assert message.seen.all()
             offered = [
-                (v, k, one) for v in last if v != u for k, one in enumerate(sets_of(last[v]))
+                (v, k, observations)
+                for v in last
+                if v != u
+                for k, observations in enumerate(sets_of(last[v]))
             ]
-            got = [
-                next((v, k) for v, k, one in offered if torch.equal(one, each))
-                for each in message.obs
+            found_sources = [
+                next(
+                    (v, k)
+                    for v, k, observations in offered
+                    if torch.equal(observations, received_set)
+                )
+                for received_set in message.obs
             ]
-            assert len(set(got)) == min(m_down, 2 * m_up)
-            sources |= {(u, v) for v, _ in got}
+            assert len(set(found_sources)) == min(m_down, 2 * m_up)
+            sources |= {(u, v) for v, _ in found_sources}
         last = turn.replies
     assert len(sources) == 6, "in six rounds everybody meets everybody"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exclude_self", [True, False])
-def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: list[Turn]) -> None:
-    """150 letters: never from oneself; or from each of three alike, 50 of 150 (four standard
-    deviations are 23).
+def test_t3_own_observations_are_returned_unless_excluded(
+    exclude_self: bool, wire: list[Turn]
+) -> None:
+    """150 messages: never one's own observations; or those of each of three alike, 50 of 150 (four
+    standard deviations are 23).
     """
     relay = Relay(n_avg=0, exclude_self=exclude_self)
-    data = [labelled([0, 1, 2] * 2, u) for u in (1, 2, 3)]
-    server, s = net_of(relay, task(), data, STILL)
+    data = [samples_with_labels([0, 1, 2] * 2, u) for u in (1, 2, 3)]
+    server, s = server_of(relay, task(), data, STILL)
     rounds(relay, server, s, 50)
-    mine = [sets_of(up)[0] for _, up in sorted(turns(wire, "show")[0].replies.items())]
+    own_sets = [sets_of(up)[0] for _, up in sorted(turns(wire, "show")[0].replies.items())]
     met: Counter[int] = Counter()
     alike = 0
     for turn in turns(wire, "local").values():
         sources = [
-            next(v for v in range(3) if torch.equal(message.obs[0], mine[v]))
+            next(v for v in range(3) if torch.equal(message.obs[0], own_sets[v]))
             for message in turn.messages.values()
         ]
         met.update((v - u) % 3 for u, v in enumerate(sources))
@@ -954,20 +979,20 @@ def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn
     class.
     """
     relay = Relay(weights=weights)
-    server, s = net_of(relay, task(), TRIO, Training(lr=0.1))
+    server, s = server_of(relay, task(), TRIO, Training(lr=0.1))
     rounds(relay, server, s, 1)
-    shown = [class_mean(start_of(task()), d) for d in TRIO]
+    means = [class_mean(start_of(task()), d) for d in TRIO]
     message = turns(wire, "local")[1].messages[0]
     if weights == "samples":
         z, y = (
             torch.cat([phi(start_of(task()), d.x) for d in TRIO[:2]]),
             torch.cat([d.y for d in TRIO[:2]]),
         )
-        pooled: list[Tensor | None] = [pool(shown, TRIO)[0], z[y == 1].mean(0), z[y == 2].mean(0)]
+        pooled: list[Tensor | None] = [pool(means, TRIO)[0], z[y == 1].mean(0), z[y == 2].mean(0)]
         assert_classes(message.means, message.known, pooled)
     else:
-        both = [(present(shown[0][c]) + present(shown[1][c])) / 2 for c in (1, 2)]
-        first = (present(shown[0][0]) + present(shown[1][0]) + present(shown[2][0])) / 3
+        both = [(not_none(means[0][c]) + not_none(means[1][c])) / 2 for c in (1, 2)]
+        first = (not_none(means[0][0]) + not_none(means[1][0]) + not_none(means[2][0])) / 3
         assert_classes(message.means, message.known, [first, *both])
     counts = [up.counts.tolist() for _, up in sorted(turns(wire, "show")[0].replies.items())]
     assert counts == (
@@ -983,24 +1008,28 @@ def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn
 @BOTH
 def test_t4_masked_classes_have_no_effect(method: Any) -> None:
     """K7: whatever stands in a masked row, value and gradient are those of a sum without it."""
-    known, seen = torch.tensor([True, False, True]), torch.tensor([[True, True, False]])
-    data, theta, m = samples(7, SHAPE, C), task().init(Key(1)), teacher(known=known, seen=seen)
-    made = method(lambda_kd=2.0, lambda_disc=3.0)
+    known_mask, seen_mask = torch.tensor([True, False, True]), torch.tensor([[True, True, False]])
+    data, theta, m = (
+        samples(7, SHAPE, C),
+        task().init(Key(1)),
+        teacher(known_mask=known_mask, seen_mask=seen_mask),
+    )
+    algorithm = method(lambda_kd=2.0, lambda_disc=3.0)
     values, grads = [], []
     for fill in (0.0, 1e4, -77.0):
         filled = Teacher(
-            torch.where(known[:, None], m.means, fill),
-            known,
-            torch.where(seen[:, :, None], m.obs, fill),
-            seen,
+            torch.where(known_mask[:, None], m.means, fill),
+            known_mask,
+            torch.where(seen_mask[:, :, None], m.obs, fill),
+            seen_mask,
             {},
         )
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
-        values.append(loss_of(made, task(), filled)(free, batch_of(data)))
+        values.append(loss_of(algorithm, task(), filled)(free, batch_of(data)))
         grads.append(
             dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True))
         )
-    expected = algorithm2(theta, data, heard_of(m), 2 / D, 3 / C).item()
+    expected = algorithm2(theta, data, received_of(m), 2 / D, 3 / C).item()
     assert all(v.item() == pytest.approx(expected, rel=1e-5) for v in values)
     assert_near(grads[1], grads[0], atol=1e-7)
     assert_near(grads[2], grads[0], atol=1e-7)
@@ -1010,12 +1039,12 @@ def test_t4_masked_classes_have_no_effect(method: Any) -> None:
 @pytest.mark.parametrize("how", [{}, {"disc": "external"}, {"negatives": "marginal"}])
 def test_t4_nothing_known_is_the_cross_entropy_alone(method: Any, how: dict[str, Any]) -> None:
     nothing = torch.zeros(2, C, dtype=torch.bool)
-    m = teacher(sets=2, known=nothing[0], seen=nothing)
+    m = teacher(sets=2, known_mask=nothing[0], seen_mask=nothing)
     data, theta = samples(7, SHAPE, C), task().init(Key(1)) | {V: torch.eye(D)}
-    made = loss_of(method(lambda_kd=50.0, lambda_disc=50.0, **how), task(), m)(
+    loss = loss_of(method(lambda_kd=50.0, lambda_disc=50.0, **how), task(), m)(
         theta, batch_of(data)
     )
-    assert made.item() == pytest.approx(
+    assert loss.item() == pytest.approx(
         F.cross_entropy(tau(theta, phi(theta, data.x)), data.y).item(), abs=1e-6
     )
 
@@ -1043,14 +1072,14 @@ def test_t4_training_with_missing_classes_stays_finite(text: str) -> None:
 def test_t6_begin_with_features_of_untrained_models(wire: list[Turn]) -> None:
     """One upload of everybody before round 1, which round 1 uses."""
     relay = Relay(n_avg=0)
-    server, s = net_of(relay, task(), TRIO, Training(lr=0.1))
-    one = C * (4 * 2 * D + 5)
-    assert server.ledger.total == {"up": 3 * one}
-    assert relay.accounting.start_traffic(server.info).up == 3 * one
+    server, s = server_of(relay, task(), TRIO, Training(lr=0.1))
+    upload_bytes = C * (4 * 2 * D + 5)
+    assert server.ledger.total == {"up": 3 * upload_bytes}
+    assert relay.accounting.start_traffic(server.info).up == 3 * upload_bytes
     rounds(relay, server, s, 1)
-    shown = [class_mean(start_of(task()), d) for d in TRIO]
+    means = [class_mean(start_of(task()), d) for d in TRIO]
     assert_classes(
-        turns(wire, "local")[1].messages[1].means, torch.tensor([True] * 3), pool(shown, TRIO)
+        turns(wire, "local")[1].messages[1].means, torch.tensor([True] * 3), pool(means, TRIO)
     )
 
 
@@ -1064,7 +1093,7 @@ def test_t6_begin_with_noise_that_is_gone_after_round_1(
     ten = task_of("mlp2(width=400)", SHAPE, 10)
     relay = Relay(begin="random", m_up=2, m_down=2, lambda_kd=0.01)
     data = [samples(40, SHAPE, 10, seed=u) for u in range(4)]
-    server, s = net_of(relay, ten, data, Training(lr=0.01), participation=participation)
+    server, s = server_of(relay, ten, data, Training(lr=0.01), participation=participation)
     assert not server.ledger.total
     assert relay.accounting.start_traffic(server.info).up == 0
     rounds(relay, server, s, 2)
@@ -1075,9 +1104,9 @@ def test_t6_begin_with_noise_that_is_gone_after_round_1(
         assert message.known.all()
         assert message.seen.all()
         assert torch.equal(message.means, messages[0].means)
-        for made in (message.means, *message.obs):
-            assert made.mean().item() == pytest.approx(0, abs=4 / 4000**0.5)
-            assert made.var().item() == pytest.approx(1, abs=4 * (2 / 4000) ** 0.5)
+        for values in (message.means, *message.obs):
+            assert values.mean().item() == pytest.approx(0, abs=4 / 4000**0.5)
+            assert values.var().item() == pytest.approx(1, abs=4 * (2 / 4000) ** 0.5)
         assert not torch.equal(message.obs[0], message.obs[1])
         assert not torch.equal(message.obs[0], message.means)
     total = sum(up.counts[:, None] for up in first.replies.values())
@@ -1085,8 +1114,8 @@ def test_t6_begin_with_noise_that_is_gone_after_round_1(
     for message in second.messages.values():
         torch.testing.assert_close(message.means, expected, rtol=0, atol=1e-5)
         assert all(
-            any(torch.equal(one, o) for up in first.replies.values() for o in up.obs)
-            for one in message.obs
+            any(torch.equal(observations, o) for up in first.replies.values() for o in up.obs)
+            for observations in message.obs
         )
 
 
@@ -1097,8 +1126,8 @@ def test_aggregate_model_alone_is_fedavg() -> None:
     """Without the two losses the averaged models are FedAvg's bit for bit."""
     how = Training(lr=0.2, batch=4)
     relay, fedavg = Relay(lambda_kd=0.0, lambda_disc=0.0, aggregate="model"), FedAvg()
-    server, s = net_of(relay, task(), TRIO, how)
-    other, w = net_of(fedavg, task(), TRIO, how)
+    server, s = server_of(relay, task(), TRIO, how)
+    other, w = server_of(fedavg, task(), TRIO, how)
     for t in (1, 2, 3):
         s, w = rounds(relay, server, s, 1, first=t), rounds(fedavg, other, w, 1, first=t)
         assert same(s.shared, w)
@@ -1107,9 +1136,9 @@ def test_aggregate_model_alone_is_fedavg() -> None:
 def test_aggregate_predictor_by_hand() -> None:
     """Round 2 starts from one's own body and 9/21 and 12/21 of the heads of round 1."""
     relay = Relay(lambda_kd=0.0, lambda_disc=0.0, aggregate="predictor")
-    server, s = net_of(relay, task(), TRIO[:2], Training(lr=0.3, batch=100))
+    server, s = server_of(relay, task(), TRIO[:2], Training(lr=0.3, batch=100))
     s = rounds(relay, server, s, 1)
-    nothing = Heard([None] * C, [None] * C)
+    nothing = Received([None] * C, [None] * C)
     first = [descend(start_of(task()), d, nothing, 0.3, 1, 0, 0) for d in TRIO[:2]]
     head = {k: (9 * first[0][k] + 12 * first[1][k]) / 21 for k in ("fc3.weight", "fc3.bias")}
     assert_near(s.shared, head)
@@ -1165,13 +1194,13 @@ def test_offline_weights_by_age_and_forgotten_uploads(
     p3 alone has class 2; it shows it before round 1, in round 4 and in round 6.
     """
     data = [
-        labelled([0, 1] * 3, 1),
-        labelled([0, 1, 1] * 3, 2),
-        labelled([0, 0, 1] * 3, 3),
-        labelled([0, 1, 2] * 2, 4),
+        samples_with_labels([0, 1] * 3, 1),
+        samples_with_labels([0, 1, 1] * 3, 2),
+        samples_with_labels([0, 0, 1] * 3, 3),
+        samples_with_labels([0, 1, 2] * 2, 4),
     ]
     relay = Relay(n_avg=0, max_age=max_age, age_decay=age_decay, m_down=2)
-    server, s = net_of(relay, task(), data, Training(lr=0.1))
+    server, s = server_of(relay, task(), data, Training(lr=0.1))
     server.sample = lambda t: SCHEDULE[t]
     rounds(relay, server, s, 6)
     last = {u: (0, up) for u, up in turns(wire, "show")[0].replies.items()}
@@ -1183,18 +1212,18 @@ def test_offline_weights_by_age_and_forgotten_uploads(
         for u, message in turn.messages.items():
             bar: list[Tensor | None] = []
             for c in range(C):
-                shown = [
+                weighted_means = [
                     (int((data[v].y == c).sum()) * age_decay ** (t - r), up.means[c])
                     for v, (r, up) in young.items()
                 ]
-                total = sum(n for n, _ in shown)
-                bar.append(sum(n * m for n, m in shown) / total if total else None)
+                total = sum(n for n, _ in weighted_means)
+                bar.append(sum(n * m for n, m in weighted_means) / total if total else None)
             assert_classes(message.means, message.known, bar)
             sources = {
                 v
-                for one in message.obs
+                for observations in message.obs
                 for v, (_, up) in young.items()
-                if v != u and torch.equal(one, up.obs[0])
+                if v != u and torch.equal(observations, up.obs[0])
             }
             offered = len(young) - (u in young)
             assert len(sources) == min(2, offered)
@@ -1209,12 +1238,17 @@ def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
     0.1^14.
     """
     relay = Relay(n_avg=0, age_decay=0.1)
-    server, s = net_of(relay, task(), [labelled([0, 1] * 3, 1), labelled([0, 1, 2] * 2, 4)], STILL)
+    server, s = server_of(
+        relay,
+        task(),
+        [samples_with_labels([0, 1] * 3, 1), samples_with_labels([0, 1, 2] * 2, 4)],
+        STILL,
+    )
     server.sample = lambda t: [0]
     rounds(relay, server, s, 14)
-    message, shown = turns(wire, "local")[14].messages[0], turns(wire, "show")[0].replies[1]
+    message, upload = turns(wire, "local")[14].messages[0], turns(wire, "show")[0].replies[1]
     assert message.known[2]
-    torch.testing.assert_close(message.means[2], shown.means[2], rtol=1e-5, atol=0)
+    torch.testing.assert_close(message.means[2], upload.means[2], rtol=1e-5, atol=0)
 
 
 @pytest.mark.slow
@@ -1223,20 +1257,20 @@ def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
     untouched.
     """
     relay = Relay(n_avg=0, begin="random")
-    server, s = net_of(relay, task(), [*TRIO, TRIO[0]], Training(lr=0.1))
+    server, s = server_of(relay, task(), [*TRIO, TRIO[0]], Training(lr=0.1))
     server.sample = lambda t: [1, 2]
     before = start_of(task())
     rounds(relay, server, s, 3)
     assert not [turn for turn in wire if set(turn.messages) != {1, 2}]
     for t in (2, 3):
-        turn, sent = turns(wire, "local")[t], turns(wire, "local")[t - 1].replies
-        assert torch.equal(turn.messages[1].obs[0], sent[2].obs[0])
-        assert torch.equal(turn.messages[2].obs[0], sent[1].obs[0])
-        zero = (3 * sent[1].means[0] + 4 * sent[2].means[0]) / 7
+        turn, uploads = turns(wire, "local")[t], turns(wire, "local")[t - 1].replies
+        assert torch.equal(turn.messages[1].obs[0], uploads[2].obs[0])
+        assert torch.equal(turn.messages[2].obs[0], uploads[1].obs[0])
+        zero = (3 * uploads[1].means[0] + 4 * uploads[2].means[0]) / 7
         assert_classes(
             turn.messages[1].means,
             turn.messages[1].known,
-            [zero, sent[1].means[1], sent[1].means[2]],
+            [zero, uploads[1].means[1], uploads[1].means[2]],
         )
     assert same(server.state(0), before)
     assert same(server.state(3), before)
@@ -1247,7 +1281,7 @@ def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
 def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     """Nobody else's observations: a contrast with nothing in it, and a pull to one's own means."""
     relay = Relay(begin="random", lambda_kd=1.0)
-    server, s = net_of(relay, task(), TRIO, Training(lr=0.1, batch=100))
+    server, s = server_of(relay, task(), TRIO, Training(lr=0.1, batch=100))
     server.sample = lambda t: [0]
     s = rounds(relay, server, s, 1)
     before = {k: v.clone() for k, v in server.state(0).items()}
@@ -1255,7 +1289,7 @@ def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     message = turns(wire, "local")[2].messages[0]
     assert not message.seen.any()
     expected = descend(
-        before, TRIO[0], Heard(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0
+        before, TRIO[0], Received(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0
     )
     assert_near(server.state(0), expected)
 
@@ -1271,11 +1305,11 @@ def test_offline_half_of_the_parties_a_round(text: str) -> None:
     assert all(
         v.isfinite().all() for n in result.job.info.names for v in result.model(n).theta.values()
     )
-    start, each = plan.traffic(result.job)
+    start, by_round = plan.traffic(result.job)
     charged: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
-    for t, formula in enumerate([start, *each]):
+    for t, formula in enumerate([start, *by_round]):
         assert (charged[t, "up"], charged[t, "down"], charged[t, "peer"]) == (
             formula.up,
             formula.down,
@@ -1286,26 +1320,28 @@ def test_offline_half_of_the_parties_a_round(text: str) -> None:
 # --- what stays at home
 
 
-SPARSE = labelled([0] * 4 + [1] * 2 + [2])
+SPARSE = samples_with_labels([0] * 4 + [1] * 2 + [2])
 
 
 @BOTH
-@pytest.mark.parametrize(("least", "shown"), [(1, [0, 1, 2]), (2, [0, 1]), (3, [0]), (5, [])])
+@pytest.mark.parametrize(
+    ("least", "shown_classes"), [(1, [0, 1, 2]), (2, [0, 1]), (3, [0]), (5, [])]
+)
 def test_privacy_a_mean_of_fewer_than_min_count_samples_is_not_sent(
-    method: Any, least: int, shown: list[int]
+    method: Any, least: int, shown_classes: list[int]
 ) -> None:
     """4, 2 and 1 samples: classes below the limit are masked and zero, among means and observations
     alike.
     """
     theta = task().init(Key(1))
-    means, counts, obs, seen = show(method(min_count=least, n_avg=0, m_up=2), theta, SPARSE)
+    means, counts, obs, seen_mask = show(method(min_count=least, n_avg=0, m_up=2), theta, SPARSE)
     z = phi(theta, SPARSE.x)
-    expected = [z[SPARSE.y == c].mean(0) if c in shown else None for c in range(C)]
-    for one in obs:
-        assert_classes(one, seen, expected)
+    expected = [z[SPARSE.y == c].mean(0) if c in shown_classes else None for c in range(C)]
+    for observation in obs:
+        assert_classes(observation, seen_mask, expected)
     if method is Relay:
         assert_classes(means, counts > 0, expected)
-        assert counts.tolist() == [n if c in shown else 0 for c, n in enumerate((4, 2, 1))]
+        assert counts.tolist() == [n if c in shown_classes else 0 for c, n in enumerate((4, 2, 1))]
 
 
 @pytest.mark.parametrize("text", ["relay", "relay-p2p"])
@@ -1324,26 +1360,28 @@ def test_privacy_levels_by_perturbing_each_sample(method: Any) -> None:
     """12 samples, a quarter secret, a quarter guarded: 3 change nothing that is sent, 3 means only,
     6 both; in every round.
     """
-    data, theta = labelled([0, 1, 2] * 4), task().init(Key(1))
-    made = method(guarded=0.25, secret=0.25, n_avg=0, min_count=1)
+    data, theta = samples_with_labels([0, 1, 2] * 4), task().init(Key(1))
+    algorithm = method(guarded=0.25, secret=0.25, n_avg=0, min_count=1)
     levels = []
     for key in (Key(3), Key(4)):
-        means, counts, obs, seen = show(made, theta, data, key)
+        means, counts, obs, seen_mask = show(algorithm, theta, data, key)
         kinds = []
         for k in range(12):
             x, y = data.x.clone(), data.y.clone()
             x[k] += 3.0
-            moved = show(made, theta, Samples(x, y), key)
+            perturbed = show(algorithm, theta, Samples(x, y), key)
             y[k] = (y[k] + 1) % C
-            named = show(made, theta, Samples(data.x, y), key)
-            in_obs = not torch.equal(moved[2], obs)
-            assert in_obs == (not torch.equal(named[2], obs) or not torch.equal(named[3], seen))
-            in_means = means is not None and not torch.equal(moved[0], means)
+            relabelled = show(algorithm, theta, Samples(data.x, y), key)
+            in_obs = not torch.equal(perturbed[2], obs)
+            assert in_obs == (
+                not torch.equal(relabelled[2], obs) or not torch.equal(relabelled[3], seen_mask)
+            )
+            in_means = means is not None and not torch.equal(perturbed[0], means)
             if means is not None:
                 assert (
                     in_means
-                    == (not torch.equal(named[0], means))
-                    == (not torch.equal(named[1], counts))
+                    == (not torch.equal(relabelled[0], means))
+                    == (not torch.equal(relabelled[1], counts))
                 )
             kinds.append(0 if in_obs else 1 if in_means else 2)
             assert in_means or not in_obs or method is RelayP2p
@@ -1358,9 +1396,9 @@ def test_privacy_parties_have_different_secrets() -> None:
     """Which samples are secret does not follow from their place: three parties with equal data show
     different counts or means.
     """
-    data, theta = labelled([0, 1, 2] * 20), task().init(Key(1))
-    shown = [show(Relay(secret=0.5), theta, data, i=i)[0] for i in range(3)]
-    assert not any(torch.equal(a, b) for a, b in combinations(shown, 2))
+    data, theta = samples_with_labels([0, 1, 2] * 20), task().init(Key(1))
+    means = [show(Relay(secret=0.5), theta, data, i=i)[0] for i in range(3)]
+    assert not any(torch.equal(a, b) for a, b in combinations(means, 2))
 
 
 @BOTH
@@ -1368,28 +1406,32 @@ def test_privacy_min_count_counts_what_may_be_shown(method: Any) -> None:
     """Half of each class guarded: a class of 2 free samples at least is observed, whatever the
     others are.
     """
-    data, theta = labelled([0] * 8 + [1] * 3 + [2] * 2), task().init(Key(1))
-    made = method(guarded=0.5, n_avg=0, min_count=1)
-    _, _, free, _ = show(made, theta, data)
+    data, theta = samples_with_labels([0] * 8 + [1] * 3 + [2] * 2), task().init(Key(1))
+    algorithm = method(guarded=0.5, n_avg=0, min_count=1)
+    _, _, free, _ = show(algorithm, theta, data)
     alone = []
     for c in range(C):  # a sample is free if it alone moves the observation
         count = 0
         for k in torch.where(data.y == c)[0].tolist():
             x = data.x.clone()
             x[k] += 3.0
-            count += not torch.equal(show(made, theta, Samples(x, data.y))[2], free)
+            count += not torch.equal(show(algorithm, theta, Samples(x, data.y))[2], free)
         alone.append(count)
     assert sum(alone) == 13 - round(13 / 2)
     for least in (2, 3, 4):
-        means, counts, _, seen = show(method(guarded=0.5, n_avg=0, min_count=least), theta, data)
+        means, counts, _, seen_mask = show(
+            method(guarded=0.5, n_avg=0, min_count=least), theta, data
+        )
         for c, (free_, of) in enumerate(zip(alone, (8, 3, 2), strict=True)):
-            assert seen[c] == any(of - s == 0 or of - s >= least for s in range(least, free_ + 1))
+            assert seen_mask[c] == any(
+                of - s == 0 or of - s >= least for s in range(least, free_ + 1)
+            )
         if means is not None:
             assert counts.tolist() == [n if n >= least else 0 for n in (8, 3, 2)]
 
 
 @pytest.mark.parametrize("text", ["relay(secret=1)", "relay(guarded=1)", "relay-p2p(secret=1)"])
-def test_privacy_who_shows_nothing_still_learns(text: str) -> None:
+def test_privacy_a_party_that_sends_nothing_still_learns(text: str) -> None:
     result = comity.run(text, federation((9, 9)), model=MODEL, rounds=2, engine="loop")
     assert all(v.isfinite().all() for n in ("p0", "p1") for v in result.model(n).theta.values())
 
@@ -1422,16 +1464,16 @@ def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
     met: dict[int, set[int]] = {u: set() for u in range(4)}
     for turn in turns(wire, "local").values():
         for u, message in turn.messages.items():
-            heard = sorted(allowed[u])
-            total = sum(last[v].counts for v in heard)[:, None]
-            mean = sum(last[v].counts[:, None] * last[v].means for v in heard) / total
+            sources = sorted(allowed[u])
+            total = sum(last[v].counts for v in sources)[:, None]
+            mean = sum(last[v].counts[:, None] * last[v].means for v in sources) / total
             torch.testing.assert_close(message.means, mean, rtol=0, atol=1e-5)
             met[u] |= {
                 v
                 for v in range(4)
-                for each in message.obs
+                for observations in message.obs
                 for o in last[v].obs
-                if torch.equal(each, o)
+                if torch.equal(observations, o)
             }
             assert bool(message.seen.any()) == (u != 2)
         last = turn.replies
@@ -1509,11 +1551,11 @@ def test_peers_chosen_or_not_everybody_gets_the_first_noise(wire: list[Turn]) ->
 # --- communication
 
 
-def _info(made: LearningTask, names: int = 1) -> Info:
+def _info(learning_task: LearningTask, names: int = 1) -> Info:
     return Info(
         tuple(f"p{i}" for i in range(names)),
         (100,) * names,
-        (made,) * names,
+        (learning_task,) * names,
         Training(),
         (1, 28, 28),
     )
@@ -1525,8 +1567,8 @@ def test_communication_of_lenet5() -> None:
     """
     lenet = task_of("lenet5", (1, 28, 28), 10)
     assert lenet.width == 84
-    sent = Relay().accounting.traffic(_info(lenet), [0])
-    assert (sent.up, sent.down, sent.peer) == (6720 + 50, 6720 + 20, 0)
+    traffic = Relay().accounting.traffic(_info(lenet), [0])
+    assert (traffic.up, traffic.down, traffic.peer) == (6720 + 50, 6720 + 20, 0)
     assert Relay().accounting.start_traffic(_info(lenet, 7)).up == 7 * (6720 + 50)
     model = FedAvg().accounting.traffic(_info(lenet), [0]).up
     assert model == 4 * 30_986
@@ -1576,8 +1618,8 @@ def test_communication_a_round(
     before = [(row.src, row.kind, row.bytes) for row in rows if row.round == 0]
     assert before == [(name, "up", up) for name in fed.names]
     for t in (1, 2, 3):
-        sent = Counter((row.kind, row.bytes) for row in rows if row.round == t)
-        assert sent == {
+        traffic = Counter((row.kind, row.bytes) for row in rows if row.round == t)
+        assert traffic == {
             ("up", up): participation * parties,
             ("down", down): participation * parties,
         }
@@ -1586,8 +1628,8 @@ def test_communication_a_round(
 def test_communication_is_known_beforehand() -> None:
     """`comity plan relay`."""
     result = comity.run("relay", federation((9, 14)), model=MODEL, rounds=1, engine="loop")
-    made = plan.plan(result.job)
-    assert made.per_round.up == 2 * C * (8 * D + 5)
+    round_plan = plan.plan(result.job)
+    assert round_plan.per_round.up == 2 * C * (8 * D + 5)
 
 
 # --- K8: any architecture of one width
@@ -1607,16 +1649,16 @@ def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
         "lr": 0.02,
     }
     result = comity.run("relay", fed, n_avg=0, **settings)
-    messages, sent = turns(wire, "local")[2].messages, turns(wire, "local")[1].replies
+    messages, uploads = turns(wire, "local")[2].messages, turns(wire, "local")[1].replies
     alone = comity.run("solo", fed, **settings)
     assert len({tuple(result.model(n).theta) for n in fed.names}) == 3
     for u, name in enumerate(fed.names):
         theta = result.model(name).theta
         assert all(v.isfinite().all() for v in theta.values())
         assert not any(torch.equal(v, alone.model(name).theta[k]) for k, v in theta.items())
-        assert any(torch.equal(messages[u].obs[0], sent[v].obs[0]) for v in sent if v != u)
+        assert any(torch.equal(messages[u].obs[0], uploads[v].obs[0]) for v in uploads if v != u)
         torch.testing.assert_close(
-            messages[u].means, sum(up.means for up in sent.values()) / 3, rtol=0, atol=1e-5
+            messages[u].means, sum(up.means for up in uploads.values()) / 3, rtol=0, atol=1e-5
         )
     p2p = comity.run("relay-p2p", fed, neighbours=2, **settings)
     assert all(v.isfinite().all() for n in fed.names for v in p2p.model(n).theta.values())
@@ -1678,7 +1720,7 @@ def test_k8_from_the_command_line(
     assert read(Path("out/config.toml")).party["p2"].peers == ("p0",)
     message, last = turns(wire, "local")[2].messages[2], turns(wire, "local")[1].replies
     assert message.obs.shape == (2, 10, 84)
-    assert all(torch.equal(one, last[0].obs[0]) for one in message.obs)
+    assert all(torch.equal(observations, last[0].obs[0]) for observations in message.obs)
     total = (last[0].counts + last[2].counts).clamp(min=1)[:, None]
     mean = (
         last[0].counts[:, None] * last[0].means + last[2].counts[:, None] * last[2].means
@@ -1694,7 +1736,7 @@ def test_k8_from_the_command_line(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [0.0, 0.3, 1.0])
-def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> None:
+def test_p2p_mean_of_all_received_observations(running: float, wire: list[Turn]) -> None:
     """Three rounds in which all tell all: the mean of all observations so far, or (1 - r) t̄ + r t
     in the order of senders.
 
@@ -1702,27 +1744,27 @@ def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> Non
     only.
     """
     p2p = RelayP2p(neighbours=2, running=running, n_avg=0)
-    server, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
-    heard: list[list[list[Tensor]]] = [[[] for _ in range(C)] for _ in TRIO]
+    server, s = server_of(p2p, task(), TRIO, Training(lr=0.1))
+    received: list[list[list[Tensor]]] = [[[] for _ in range(C)] for _ in TRIO]
     for t in (1, 2, 3):
-        shown = [class_mean(server.state(u).theta, d) for u, d in enumerate(TRIO)]
+        means = [class_mean(server.state(u).theta, d) for u, d in enumerate(TRIO)]
         for u in range(3):
             for v in (v for v in range(3) if v != u):
-                for c, mean in enumerate(shown[v]):
-                    heard[u][c] += [] if mean is None else [mean]
+                for c, mean in enumerate(means[v]):
+                    received[u][c] += [] if mean is None else [mean]
         s = rounds(p2p, server, s, 1, first=t)
         for u in range(3):
             own = server.state(u)
-            assert own.heard.tolist() == [len(of_class) for of_class in heard[u]]
-            for c, of_class in enumerate(heard[u]):
+            assert own.heard.tolist() == [len(of_class) for of_class in received[u]]
+            for c, of_class in enumerate(received[u]):
                 expected = torch.stack(of_class).mean(0)
                 if running:
                     expected = of_class[0]
-                    for one in of_class[1:]:
-                        expected = (1 - running) * expected + running * one
+                    for observation in of_class[1:]:
+                        expected = (1 - running) * expected + running * observation
                 torch.testing.assert_close(own.mean[c], expected, rtol=0, atol=1e-5)
-    assert [len(h) for h in heard[0]] == [6, 3, 3]
-    assert [len(h) for h in heard[2]] == [6, 6, 6]
+    assert [len(h) for h in received[0]] == [6, 3, 3]
+    assert [len(h) for h in received[2]] == [6, 6, 6]
 
 
 @pytest.mark.slow
@@ -1733,21 +1775,21 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
     """
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0, running=running)
     data = [TRIO[1], TRIO[2]]
-    server, s = net_of(p2p, task(), data, Training(lr=0.05, batch=100, epochs=2))
+    server, s = server_of(p2p, task(), data, Training(lr=0.05, batch=100, epochs=2))
     ours, times = [start_of(task()) for _ in data], [[0] * C, [0] * C]
     bars: list[list[Tensor | None]] = [[None] * C, [None] * C]
     for _ in (1, 2, 3):
-        shown = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
+        means = [class_mean(theta, d) for theta, d in zip(ours, data, strict=True)]
         for u in (0, 1):
-            for c, t in enumerate(shown[1 - u]):
+            for c, t in enumerate(means[1 - u]):
                 if t is not None:
                     times[u][c] += 1
                     rate = running if running and times[u][c] > 1 else 1 / times[u][c]
                     bars[u][c] = (
-                        t if times[u][c] == 1 else (1 - rate) * present(bars[u][c]) + rate * t
+                        t if times[u][c] == 1 else (1 - rate) * not_none(bars[u][c]) + rate * t
                     )
         ours = [
-            descend(ours[u], data[u], Heard(bars[u], shown[1 - u]), 0.05, 2, 4 / D, 2 / C)
+            descend(ours[u], data[u], Received(bars[u], means[1 - u]), 0.05, 2, 4 / D, 2 / C)
             for u in (0, 1)
         ]
     rounds(p2p, server, s, 3)
@@ -1758,10 +1800,10 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
 
 
 @pytest.mark.slow
-def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
+def test_p2p_a_party_without_new_observations_uses_earlier_ones(wire: list[Turn]) -> None:
     """No observation this round: no contrast, but the pull to what was heard before."""
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0)
-    server, s = net_of(p2p, task(), TRIO[:2], Training(lr=0.05, batch=100))
+    server, s = server_of(p2p, task(), TRIO[:2], Training(lr=0.05, batch=100))
     s = rounds(p2p, server, s, 1)
     before = server.state(0)
     server.sample = lambda t: [0]
@@ -1770,7 +1812,7 @@ def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
     bar = list(before.mean)
     assert_near(
         server.state(0).theta,
-        descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0),
+        descend(before.theta, TRIO[0], Received(bar, [None] * C), 0.05, 1, 4 / D, 0.0),
     )
     assert torch.equal(server.state(0).mean, before.mean)
     assert torch.equal(server.state(0).heard, before.heard)
@@ -1780,11 +1822,11 @@ def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
 @pytest.mark.parametrize(
     ("parties", "neighbours", "m_up"), [(2, 1, 1), (5, 1, 1), (5, 2, 3), (3, 7, 2)]
 )
-def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(
+def test_p2p_sealed_messages_to_m_neighbours_and_nothing_up(
     parties: int, neighbours: int, m_up: int, wire: list[Turn]
 ) -> None:
-    """k min(m, k - 1) parcels of C (4 M↑ d' + 1) bytes a round; who is asked hears by whom, 4 bytes
-    each; nothing goes up.
+    """k min(m, k - 1) sealed messages of C (4 M↑ d' + 1) bytes a round. A party that is asked gets
+    the askers' numbers, 4 bytes each; nothing goes up.
     """
     fed, m = federation([9, 14, 11, 7, 12][:parties]), min(neighbours, parties - 1)
     result = comity.run(
@@ -1820,16 +1862,16 @@ def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(
             for message in turn.messages.values()
             for x in tensors(message)
         ]
-        assert all(told.obs.shape == (m_up, C, D) for told in local.sealed_messages.values())
+        assert all(message.obs.shape == (m_up, C, D) for message in local.sealed_messages.values())
     assert (len(graphs) > 1) == (m < parties - 1), "neighbours are drawn anew each round"
     assert result.summary["bytes"]["peer"] == 8 * parties * m * C * (4 * m_up * D + 1)
 
 
 @pytest.mark.slow
-def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
+def test_p2p_only_parties_present_get_messages(wire: list[Turn]) -> None:
     """Half of four take part: one tells the other, and those away keep all they have."""
     p2p = RelayP2p(neighbours=3)
-    server, s = net_of(p2p, task(), [*TRIO, TRIO[0]], Training(lr=0.1), participation=0.5)
+    server, s = server_of(p2p, task(), [*TRIO, TRIO[0]], Training(lr=0.1), participation=0.5)
     before = [server.state(u) for u in range(4)]
     rounds(p2p, server, s, 1)
     here = server.sample(1)
@@ -1841,15 +1883,20 @@ def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
 @pytest.mark.slow
 def test_p2p_external_discriminators_do_not_travel(wire: list[Turn]) -> None:
     p2p = RelayP2p(disc="external", neighbours=2)
-    server, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
+    server, s = server_of(p2p, task(), TRIO, Training(lr=0.1))
     first = server.state(0).theta[V].clone()
     rounds(p2p, server, s, 2)
     assert not torch.equal(server.state(0).theta[V], first)
-    sent = [x for turn in wire for told in turn.sealed_messages.values() for x in tensors(told)]
+    sent_tensors = [
+        x for turn in wire for message in turn.sealed_messages.values() for x in tensors(message)
+    ]
     states = [server.state(u).theta[V] for u in range(3)]
-    assert sent
+    assert sent_tensors
     assert not [
-        1 for x in sent for v in (first, *states) if x.shape == v.shape and torch.equal(x, v)
+        1
+        for x in sent_tensors
+        for v in (first, *states)
+        if x.shape == v.shape and torch.equal(x, v)
     ]
 
 
@@ -1885,7 +1932,7 @@ class Stop(Quiet):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "settings"), VARIANTS)
-def test_every_place_and_every_interruption_gives_the_same(
+def test_engines_and_resumed_runs_give_the_same(
     text: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Straight on one process, on two workers, and stopped after round 2 of 4 and resumed: equal
@@ -1903,11 +1950,11 @@ def test_every_place_and_every_interruption_gives_the_same(
     with pytest.raises(KeyboardInterrupt):
         comity.run(text, fed, out=tmp_path / "stopped", engine="loop", progress=Stop(2), **how)
     again = Stop(-1)
-    resumed = comity.run(
+    resumed_run = comity.run(
         text, fed, out=tmp_path / "stopped", engine="loop", progress=again, resume=True, **how
     )
     assert again.first == 2
-    for other in (workers, resumed):
+    for other in (workers, resumed_run):
         for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):
             assert (other.folder / name).read_bytes() == (straight.folder / name).read_bytes(), name
         assert all(same(other.model(n).theta, straight.model(n).theta) for n in fed.names)

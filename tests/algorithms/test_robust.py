@@ -1,5 +1,5 @@
-"""Median, trimmed mean and Krum: what they make of replies, and what a party that sends nonsense
-can do against them.
+"""Median, trimmed mean and Krum: their aggregates, and the influence of a party that sends
+nonsense.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from toys import federation, net_of, noise, quadratic, rounds, rows, same
+from toys import federation, noise, quadratic, rounds, rows, same, server_of
 
 import comity
 from comity.algorithms import compose
@@ -38,7 +38,7 @@ def numbers(*values: float) -> list[Params]:
 def after_a_round(text: str, *optima: float, counts: int = 1) -> float:
     """w after one round on ½(w − b_i)²: a step of length 1 takes each party to its own b_i."""
     method = compose(text)
-    server, s = net_of(
+    server, s = server_of(
         method,
         quadratic(),
         [rows(1.0, b, counts if i else 1) for i, b in enumerate(optima)],
@@ -63,15 +63,15 @@ def after_a_round(text: str, *optima: float, counts: int = 1) -> float:
     ],
 )
 def test_of_five_numbers_by_hand(text: str, expected: float) -> None:
-    found = after_a_round(f"fedavg+{text}", 1, 2, 4, 8, 1000)
-    assert found == pytest.approx(expected, rel=1e-12)
+    value = after_a_round(f"fedavg+{text}", 1, 2, 4, 8, 1000)
+    assert value == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_even_number_has_the_middle_twos_mean() -> None:
     assert after_a_round("fedavg+median", 1, 2, 4, 1000) == 3
 
 
-def test_all_count_alike() -> None:
+def test_all_parties_have_equal_weight() -> None:
     """FedAvg weighs by samples; a party cannot make itself count for more by having, or claiming,
     more of them.
     """
@@ -88,20 +88,20 @@ def test_fewer_than_half_cannot_move_a_median_beyond_the_honest(
 ) -> None:
     wild = data.draw(st.lists(st.floats(-1e30, 1e30), max_size=len(honest) - 1))
     models = numbers(*honest, *wild)
-    found = compose("fedavg+median").aggregate(models)["w"].item()  # type: ignore[attr-defined]
-    assert min(honest) <= found <= max(honest)
+    median = compose("fedavg+median").aggregate(models)["w"].item()  # type: ignore[attr-defined]
+    assert min(honest) <= median <= max(honest)
 
 
 @given(st.lists(finite, min_size=4, max_size=9), st.integers(0, 3))
-def test_the_share_is_what_it_protects_from(honest: list[float], wild: int) -> None:
+def test_trimmed_survives_its_share_of_faulty_parties(honest: list[float], wild: int) -> None:
     models = numbers(*honest, *[1e30] * wild)
-    made = Trimmed(compose("fedavg"), share=wild / len(models)).aggregate(models)["w"].item()
+    mean = Trimmed(compose("fedavg"), share=wild / len(models)).aggregate(models)["w"].item()
     slack = 1e-9 * max(map(abs, honest))
-    assert min(honest) - slack <= made <= max(honest) + slack
+    assert min(honest) - slack <= mean <= max(honest) + slack
 
 
 @given(st.integers(1, 2), st.integers(0, 4), st.integers(0, 100))
-def test_krum_never_takes_what_is_far_from_all(f: int, more: int, seed: int) -> None:
+def test_krum_ignores_replies_far_from_all(f: int, more: int, seed: int) -> None:
     """f replies that lie together, far from everybody: whichever m, none of them is in the mean."""
     draw = torch.Generator().manual_seed(seed)
     n = 2 * f + 3 + more
@@ -125,13 +125,13 @@ def test_distances_are_over_all_that_is_sent() -> None:
         },
         {"a": torch.full((1, 2), 3e38), "b.~var": torch.tensor([1.0]), "b.~seen": torch.tensor(4)},
     ]
-    found = distances(models)
-    assert found[0, 1] == found[1, 0] == 16 + 4 + 1
-    assert found.diagonal().tolist() == [0, 0, 0]
-    assert torch.isfinite(found).all()
+    squared = distances(models)
+    assert squared[0, 1] == squared[1, 0] == 16 + 4 + 1
+    assert squared.diagonal().tolist() == [0, 0, 0]
+    assert torch.isfinite(squared).all()
 
 
-def test_whole_numbers_stay_whole_and_are_nobodys_in_particular() -> None:
+def test_integer_buffers_stay_integers_and_do_not_depend_on_one_party() -> None:
     """FedAvg takes such a buffer from the first party, which may be the one that sends nonsense."""
     models: list[Params] = [{"n": torch.tensor(n)} for n in (10**12, 4, 6, 5)]
     assert trimmed_mean(models, 1) == {"n": torch.tensor(5)}
@@ -191,13 +191,13 @@ def easy() -> comity.Federation:
 
 @cache
 def accuracy(text: str) -> float:
-    found: float = comity.run(text, easy(), **SMALL).summary["accuracy"]["mean"]
-    return found
+    mean_accuracy: float = comity.run(text, easy(), **SMALL).summary["accuracy"]["mean"]
+    return mean_accuracy
 
 
 @pytest.mark.sweep("huge")
 @pytest.mark.parametrize("how", ["huge", "reversed"])
-def test_one_party_breaks_fedavg_and_none_of_these(how: str) -> None:
+def test_one_faulty_party_breaks_fedavg_but_no_robust_mean(how: str) -> None:
     faulty = f"{FAULTY}(how={how})"
     assert accuracy("fedavg") > 0.9
     assert accuracy(faulty) < 0.6
@@ -206,14 +206,14 @@ def test_one_party_breaks_fedavg_and_none_of_these(how: str) -> None:
 
 
 @pytest.mark.parametrize("robust", ["median", "trimmed(share=0.29)", "krum(f=2)"])
-def test_two_of_seven(robust: str) -> None:
+def test_two_faulty_parties_of_seven(robust: str) -> None:
     faulty = f"{FAULTY}(who=p0 p3)"
     assert accuracy(f"{faulty}+{robust}") > 0.85
 
 
-def test_more_than_was_asked_for_breaks_them() -> None:
-    """The other side of the promise: a trimmed mean of one party on either side does not survive
-    two.
+def test_more_faulty_parties_than_the_setting_break_them() -> None:
+    """The guarantee is sharp: a trimmed mean of one party on either side does not survive two
+    faulty parties.
     """
     assert accuracy(f"{FAULTY}(who=p0 p3)+trimmed") < 0.6
 
@@ -226,7 +226,7 @@ def test_hosts_of_many_kinds(text: str) -> None:
         assert result.summary["discarded"] == []
 
 
-def test_a_users_whole_numbers(tmp_path: Path) -> None:
+def test_integer_buffers_of_a_users_module(tmp_path: Path) -> None:
     """BatchNorm of torch counts batches in whole numbers."""
     with torch.random.fork_rng():
         pair = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 3)
@@ -235,7 +235,7 @@ def test_a_users_whole_numbers(tmp_path: Path) -> None:
         assert result.model("p0").theta["encoder.1.~num_batches_tracked"].dtype == torch.int64
 
 
-# Who is too few.
+# Too few parties.
 
 
 @pytest.mark.parametrize(
@@ -276,15 +276,17 @@ def test_a_users_whole_numbers(tmp_path: Path) -> None:
         ("median", {}, "median wraps another method"),
     ],
 )
-def test_what_cannot_be_is_refused_before_round_one(
+def test_invalid_settings_are_refused_before_round_1(
     text: str, settings: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         comity.run(text, easy(), **SMALL | settings)
 
 
-def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
-    """A host that does not ask for `server.averaging` would be averaged as ever, without a word."""
+def test_hosts_with_a_custom_round_are_refused(tmp_path: Path) -> None:
+    """A host that does not ask for `server.averaging` would silently be averaged without the
+    median.
+    """
     own = tmp_path / "own.py"
     own.write_text(
         "from comity.core import *\n"
@@ -292,14 +294,16 @@ def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
         "@algorithm\n"
         "class Own(FedAvg):\n"
         "    def round(self, theta, server, t):\n"
-        "        return super().round(theta, net, t)\n"
+        "        return super().round(theta, server, t)\n"
     )
     with pytest.raises(UsageError, match="cannot tell how"):
         comity.run(f"{own}+median", easy(), **SMALL)
 
 
-def test_a_round_that_too_few_answer_is_void(tmp_path: Path) -> None:
-    """Krum with f = 2 needs all seven: a round in which one is away does not count, and says so."""
+def test_a_round_with_too_few_replies_is_discarded(tmp_path: Path) -> None:
+    """Krum with f = 2 needs all seven: a round in which one is offline is discarded, and a warning
+    says so.
+    """
     away = tmp_path / "away.csv"
     away.write_text("party,round,call,how\np1,2,,offline\n")
     result = comity.run("fedavg+krum(f=2)", easy(), **SMALL | {"rounds": 3, "absent": str(away)})
@@ -318,15 +322,15 @@ def test_two_ways_to_average_are_an_error_wherever_they_come_from() -> None:
         traits = Traits(start_weights="")
 
     method = Twice(host=compose("fedavg+krum(f=0)"))
-    server, s = net_of(method, quadratic(), [rows(1.0, b) for b in (1, 2, 3)], ONE_STEP)
+    server, s = server_of(method, quadratic(), [rows(1.0, b) for b in (1, 2, 3)], ONE_STEP)
     with pytest.raises(ComityError, match="one of them would be without effect"):
         rounds(method, server, s, 1)
 
 
-def test_what_they_do_not_guard_is_said() -> None:
-    info = net_of(compose("fedavg"), quadratic(), [rows(1.0, 1.0)] * 3, ONE_STEP)[0].info
-    said = "it guards the weights; means that parties send are averaged as ever."
-    assert compose("fedavg+dbe+median").accounting.warnings(info) == [said]
+def test_a_warning_says_what_they_do_not_guard() -> None:
+    info = server_of(compose("fedavg"), quadratic(), [rows(1.0, 1.0)] * 3, ONE_STEP)[0].info
+    warning = "it guards the weights; means that parties send are averaged as ever."
+    assert compose("fedavg+dbe+median").accounting.warnings(info) == [warning]
     assert compose("fedavg+median").accounting.warnings(info) == []
     assert compose("fedavg+krum(f=0,m=2)").accounting.warnings(info) == [
         "with f=0 it protects from nobody."
@@ -337,17 +341,17 @@ def test_what_they_do_not_guard_is_said() -> None:
     ]
 
 
-def test_a_median_of_two_is_said_to_be_a_mean(tmp_path: Path) -> None:
-    """Before a run whose cohorts are that small, and in one to which it happens."""
+def test_a_warning_says_that_a_median_of_two_is_a_mean(tmp_path: Path) -> None:
+    """Before a run with cohorts that small, and in a run where absences make them so."""
     away = tmp_path / "away.csv"
     away.write_text("party,round,call,how\n" + "".join(f"p{i},2,,offline\n" for i in range(5)))
     with pytest.warns(UserWarning, match="protects from nobody"):
         comity.run("fedavg+median", easy(), **SMALL | {"rounds": 1, "participation": 0.3})
-    for rounds_, said in ((1, False), (2, True)):
+    for rounds_, warned in ((1, False), (2, True)):
         result = comity.run(
             "fedavg+median", easy(), **SMALL | {"rounds": rounds_, "absent": str(away)}
         )
         assert (
             any("protects from nobody" in text for text in warning_texts(result.summary, "during"))
-            == said
+            == warned
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import federation, net_of, quadratic, rounds, rows
+from toys import federation, quadratic, rounds, rows, server_of
 
 import comity
 from comity.algorithms.fedavg import FedAvg
@@ -34,7 +34,7 @@ def fedavg_fixed_point() -> float:
 
 def test_two_quadratics_fedavg_stops_short_of_the_optimum() -> None:
     fedavg = FedAvg()
-    server, s = net_of(fedavg, quadratic(), TWO, HOW)
+    server, s = server_of(fedavg, quadratic(), TWO, HOW)
     w = rounds(fedavg, server, s, 200)["body.w"].item()
     assert w == pytest.approx(3.3752, abs=1e-4)  # the closed form's value
     assert w == pytest.approx(fedavg_fixed_point(), abs=1e-9)
@@ -43,7 +43,7 @@ def test_two_quadratics_fedavg_stops_short_of_the_optimum() -> None:
 
 def test_two_quadratics_scaffold_reaches_the_optimum() -> None:
     scaffold = Scaffold()
-    server, s = net_of(scaffold, quadratic(), TWO, HOW)
+    server, s = server_of(scaffold, quadratic(), TWO, HOW)
     s = rounds(scaffold, server, s, 200)
     assert s.theta["body.w"].item() == pytest.approx(OPTIMUM, abs=1e-9)
 
@@ -51,7 +51,7 @@ def test_two_quadratics_scaffold_reaches_the_optimum() -> None:
 def test_two_quadratics_control_variates_end_as_gradients_at_the_optimum() -> None:
     """c_i -> grad f_i(w*) = a_i (w* - b_i) = 4.8 and -4.8, and c -> their mean, 0."""
     scaffold = Scaffold()
-    server, s = net_of(scaffold, quadratic(), TWO, HOW)
+    server, s = server_of(scaffold, quadratic(), TWO, HOW)
     s = rounds(scaffold, server, s, 300)
     assert server.state(0).c["body.w"].item() == pytest.approx(4 * (2.2 - 1), abs=1e-6)
     assert server.state(1).c["body.w"].item() == pytest.approx(1 * (2.2 - 7), abs=1e-6)
@@ -65,7 +65,7 @@ def test_two_quadratics_scaffold_with_half_the_parties_a_round() -> None:
     four = [rows(4, 1), rows(1, 7), rows(2, -3), rows(3, 2)]
     optimum = (4 * 1 + 1 * 7 - 2 * 3 + 3 * 2) / 10
     scaffold = Scaffold(server_lr=0.5)
-    server, s = net_of(
+    server, s = server_of(
         scaffold, quadratic(), four, Training(lr=0.05, batch=100, steps=5), participation=0.5
     )
     s = rounds(scaffold, server, s, 400)
@@ -76,10 +76,12 @@ def test_alg1_l10_l12_l16_l17_first_round_by_hand() -> None:
     """x = 0, c = c_i = 0, two steps of 0.1: y_1 = 0 -> 0.4 -> 0.64 (a=4, b=1), y_2 = 0 -> 0.7 ->
     1.33 (a=1, b=7).
 
-    l.12: c_i = (x - y_i) / (K eta) = -3.2 and -6.65.  l.16: x = (0.64 + 1.33) / 2.  l.17: c = (-3.2 - 6.65) / 2.
+    l.12: c_i = (x - y_i) / (K eta) = -3.2 and -6.65.
+    l.16: x = (0.64 + 1.33) / 2.
+    l.17: c = (-3.2 - 6.65) / 2.
     """
     scaffold = Scaffold()
-    server, s = net_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
+    server, s = server_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
     s = rounds(scaffold, server, s, 1)
     assert server.state(0).c["body.w"].item() == pytest.approx(-3.2)
     assert server.state(1).c["body.w"].item() == pytest.approx(-6.65)
@@ -91,12 +93,15 @@ def test_alg1_l10_l12_second_round_by_hand() -> None:
     """x = 0.985, c = -4.925, c_1 = -3.2, c_2 = -6.65 from the first round; a step is y - 0.1 (a (y
     - b) - c_i + c).
 
-    Party 1: corrections -c_1 + c = -1.725:  0.985 - 0.1 (-0.06 - 1.725) = 1.1635;    1.1635 - 0.1 (0.654 - 1.725) = 1.2706.
-    Party 2: -c_2 + c = +1.725:              0.985 - 0.1 (-6.015 + 1.725) = 1.414;    1.414 - 0.1 (-5.586 + 1.725) = 1.8001.
-    l.12: c_1 = -3.2 + 4.925 + (0.985 - 1.2706)/0.2 = 0.297,  c_2 = -6.65 + 4.925 + (0.985 - 1.8001)/0.2 = -5.8005.
+    Party 1, correction -c_1 + c = -1.725:
+    0.985 - 0.1 (-0.06 - 1.725) = 1.1635; 1.1635 - 0.1 (0.654 - 1.725) = 1.2706.
+    Party 2, correction -c_2 + c = 1.725:
+    0.985 - 0.1 (-6.015 + 1.725) = 1.414; 1.414 - 0.1 (-5.586 + 1.725) = 1.8001.
+    l.12: c_1 = -3.2 + 4.925 + (0.985 - 1.2706)/0.2 = 0.297;
+    c_2 = -6.65 + 4.925 + (0.985 - 1.8001)/0.2 = -5.8005.
     """
     scaffold = Scaffold()
-    server, s = net_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
+    server, s = server_of(scaffold, quadratic(), TWO, Training(lr=0.1, batch=100, steps=2))
     s = rounds(scaffold, server, s, 2)
     assert server.state(0).c["body.w"].item() == pytest.approx(0.297)
     assert server.state(1).c["body.w"].item() == pytest.approx(-5.8005)
@@ -112,7 +117,7 @@ def test_alg1_l16_l17_with_half_the_parties_and_a_server_step() -> None:
     """
     four = [rows(4, 1), rows(1, 7), rows(2, -3), rows(3, 2)]
     scaffold = Scaffold(server_lr=0.25)
-    server, s = net_of(
+    server, s = server_of(
         scaffold, quadratic(1.5), four, Training(lr=0.1, batch=100, steps=1), participation=0.5
     )
     i, j = server.sample(1)
@@ -129,7 +134,7 @@ def test_alg1_l16_averages_uniformly_whatever_the_sample_counts() -> None:
     """9 and 1 samples; one step from 0: y = 0.4 and 0.7, x = 0.55 (FedAvg would say 0.43)."""
     scaffold = Scaffold()
     uneven = [rows(4, 1, count=9), rows(1, 7, count=1)]
-    server, s = net_of(scaffold, quadratic(), uneven, Training(lr=0.1, batch=100, steps=1))
+    server, s = server_of(scaffold, quadratic(), uneven, Training(lr=0.1, batch=100, steps=1))
     assert rounds(scaffold, server, s, 1).theta["body.w"].item() == pytest.approx(0.55)
 
 
@@ -138,7 +143,7 @@ def test_alg1_l12_counts_each_partys_own_steps() -> None:
     0.7)/0.1.
     """
     scaffold = Scaffold()
-    server, s = net_of(
+    server, s = server_of(
         scaffold, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=1)
     )
     rounds(scaffold, server, s, 1)
@@ -150,7 +155,7 @@ def test_alg1_l12_a_party_without_a_step_changes_nothing() -> None:
     """drop_last with fewer samples than a batch: y = x and c_i stays, without a division by K = 0."""
     scaffold = Scaffold()
     data = [rows(4, 1, count=2), rows(1, 7, count=1)]
-    server, s = net_of(scaffold, quadratic(), data, Training(lr=0.1, batch=2, min_batch=2))
+    server, s = server_of(scaffold, quadratic(), data, Training(lr=0.1, batch=2, min_batch=2))
     s = rounds(scaffold, server, s, 1)
     assert server.state(1).c["body.w"].item() == 0
     assert s.theta["body.w"].item() == pytest.approx(0.4 / 2)
@@ -194,9 +199,11 @@ def test_section0_running_statistics_are_averages_whatever_the_server_step(
         server_lr=server_lr,
         engine="loop",
     )
-    (sent,) = [call for call in replies if hasattr(call[0], "dc")]
+    (training_replies,) = [call for call in replies if hasattr(call[0], "dc")]
     buffers = [name for name in result.job.info.task.shapes if "~" in name]
     assert buffers
     for name in buffers:
-        mean = (sent[0].theta[name].double() + sent[1].theta[name].double()) / 2
+        mean = (
+            training_replies[0].theta[name].double() + training_replies[1].theta[name].double()
+        ) / 2
         torch.testing.assert_close(result.model("p0").theta[name].double(), mean, rtol=0, atol=1e-6)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import distance, federation, net_of, quadratic, rounds, rows, same
+from toys import distance, federation, quadratic, rounds, rows, same, server_of
 
 import comity
 from comity.algorithms import compose
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 TAU, BETA2 = 0.001, 0.99
 
 
-def ran(method: str, **settings: Any) -> comity.Result:
+def run_method(method: str, **settings: Any) -> comity.Result:
     return comity.run(method, federation((9, 14, 6)), **SETTINGS | settings)
 
 
@@ -46,7 +46,7 @@ def second(optimizer: str, v: float, square: float) -> float:
 def test_algorithm_2_on_a_quadratic(optimizer, beta1, eta):
     """Parties that reach their optima in one step: Δ = mean b − w, three rounds with the defaults."""
     method = compose(f"fedavg+serveropt(optimizer={optimizer})")
-    server, s = net_of(
+    server, s = server_of(
         method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8)
     )
     w, m, v = 0.0, 0.0, TAU**2
@@ -60,7 +60,7 @@ def test_algorithm_2_on_a_quadratic(optimizer, beta1, eta):
 
 def test_fedavgm_on_a_quadratic():
     method = compose("fedavg+serveropt(beta1=0.5,server_lr=0.8)")
-    server, s = net_of(
+    server, s = server_of(
         method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8)
     )
     w = m = 0.0
@@ -76,26 +76,28 @@ def test_fedavgm_is_the_method_of_the_guide(tmp_path):
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     begin = text.index('"""FedAvgM')
     (tmp_path / "fedavgm.py").write_text(text[begin : text.index("```", begin)], encoding="utf-8")
-    theirs = ran(str(tmp_path / "fedavgm.py")).model("p0").theta
-    ours = ran("fedavg+serveropt").model("p0").theta
+    theirs = run_method(str(tmp_path / "fedavgm.py")).model("p0").theta
+    ours = run_method("fedavg+serveropt").model("p0").theta
     assert distance(ours, theirs) < 1e-6
-    assert distance(ours, ran("fedavg").model("p0").theta) > 1e-3
+    assert distance(ours, run_method("fedavg").model("p0").theta) > 1e-3
 
 
 @pytest.mark.parametrize("host", ["fedavg", "fedprox", "moon", "fedper", "ditto", "fedavg+dbe"])
 def test_a_step_of_1_without_momentum_is_the_host(host):
-    plain, wrapped = ran(host), ran(f"{host}+serveropt(beta1=0)")
+    plain, with_serveropt = run_method(host), run_method(f"{host}+serveropt(beta1=0)")
     for name in plain.job.info.names:
-        assert same(wrapped.model(name).theta, plain.model(name).theta)
-    assert wrapped.summary["bytes"] == plain.summary["bytes"]
-    assert wrapped.job.algorithm.traits.one_model == plain.job.algorithm.traits.one_model
-    said = [text for text in wrapped.job.warnings() if "changes nothing" in text]
-    assert len(said) == 1
+        assert same(with_serveropt.model(name).theta, plain.model(name).theta)
+    assert with_serveropt.summary["bytes"] == plain.summary["bytes"]
+    assert with_serveropt.job.algorithm.traits.one_model == plain.job.algorithm.traits.one_model
+    no_effect_warnings = [
+        text for text in with_serveropt.job.warnings() if "changes nothing" in text
+    ]
+    assert len(no_effect_warnings) == 1
 
 
 def test_options_are_not_without_effect():
     def end(options: str) -> Params:
-        return ran(f"fedavg+serveropt({options})").model("p0").theta
+        return run_method(f"fedavg+serveropt({options})").model("p0").theta
 
     usual = {name: end(f"optimizer={name}") for name in ("momentum", "adam", "yogi", "adagrad")}
     for name, others in {
@@ -104,8 +106,8 @@ def test_options_are_not_without_effect():
     }.items():
         for other in others.split():
             assert distance(usual[name], end(f"optimizer={name},{other}=0.3")) > 1e-6, other
-    for one, two in (("momentum", "adam"), ("adam", "yogi"), ("adam", "adagrad")):
-        assert distance(usual[one], usual[two]) > 1e-6
+    for optimizer, other_optimizer in (("momentum", "adam"), ("adam", "yogi"), ("adam", "adagrad")):
+        assert distance(usual[optimizer], usual[other_optimizer]) > 1e-6
 
 
 def test_statistics_are_averaged():
@@ -148,25 +150,27 @@ PRIVATE = [
 
 @pytest.mark.parametrize("text", PRIVATE)
 def test_private_training_within_and_without(text):
-    told = ran(text).summary["privacy"]
-    assert told == ran(text.replace("+serveropt", "")).summary["privacy"]
+    privacy = run_method(text).summary["privacy"]
+    assert privacy == run_method(text.replace("+serveropt", "")).summary["privacy"]
     assert "level=party" in text or math.isfinite(
-        told["epsilon"]
+        privacy["epsilon"]
     )  # there the server sees everybody's model
 
 
 def test_around_a_wrapped_host():
     """DBE's offset stays where it is, and what is averaged within it gets the server's step."""
-    plain, wrapped = (ran(text).model("p0") for text in ("fedavg+prbm", "fedavg+prbm+serveropt"))
-    assert plain.theta.keys() == wrapped.theta.keys()
-    assert distance(plain.theta, wrapped.theta) > 1e-3
+    plain, with_serveropt = (
+        run_method(text).model("p0") for text in ("fedavg+prbm", "fedavg+prbm+serveropt")
+    )
+    assert plain.theta.keys() == with_serveropt.theta.keys()
+    assert distance(plain.theta, with_serveropt.theta) > 1e-3
 
 
 def test_around_a_robust_mean_or_within_one():
     """The step is made of the median, whichever of the two is named first."""
-    one, other = (
-        ran(text).model("p0").theta
+    around, within = (
+        run_method(text).model("p0").theta
         for text in ("fedavg+median+serveropt", "fedavg+serveropt+median")
     )
-    assert same(one, other)
-    assert distance(one, ran("fedavg+serveropt").model("p0").theta) > 1e-4
+    assert same(around, within)
+    assert distance(around, run_method("fedavg+serveropt").model("p0").theta) > 1e-4

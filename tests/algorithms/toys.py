@@ -1,4 +1,4 @@
-"""Problems small enough to be worked out by hand, and the net to run them on."""
+"""Problems small enough to be solved by hand, and a server to run them on."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def quadratic(begin: float = 0.0) -> Quadratic:
 
 
 def rows(a: float, b: float, count: int = 1) -> Samples:
-    """A party whose loss is a/2 (w - b)^2, held `count` times over."""
+    """A party whose loss is a/2 (w - b)^2, with `count` equal samples."""
     return Samples(
         torch.tensor([[a, b]] * count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
     )
@@ -104,7 +104,7 @@ def party_of(
 
 
 class LoopServer(Server):
-    """A net over parties of this process, whose states a test may look at."""
+    """A server with parties in this process, whose states a test can read."""
 
     def __init__(
         self,
@@ -118,11 +118,11 @@ class LoopServer(Server):
         super().__init__(algorithm, info, root, participation, self.engine)
 
     def state(self, i: int) -> Any:
-        """What the method keeps at a party."""
+        """A party's state."""
         return self.engine.sites[i].mine
 
 
-def net_of(
+def server_of(
     algorithm: AnyAlgorithm,
     task: LearningTask,
     data: Sequence[Samples],
@@ -130,7 +130,7 @@ def net_of(
     participation: float = 1.0,
     seed: int = 0,
 ) -> tuple[LoopServer, Any]:
-    """A loop net over these parties, all with one task, and the server's state before round 1."""
+    """A server over these parties, all with one task, and its state before round 1."""
     parties = [party_of(task, samples, training, i, len(data)) for i, samples in enumerate(data)]
     info = Info(
         tuple(p.name for p in parties),
@@ -160,7 +160,7 @@ def fit(
 ) -> Fitted:
     """A training by itself, on a loss of weights and batch alone."""
     request = FitRequest(
-        lambda task, theta, batch, own: loss(theta, batch),
+        lambda task, theta, batch, aux: loss(theta, batch),
         theta,
         data,
         key,
@@ -175,13 +175,13 @@ def fit(
     return train(request)
 
 
-def worked(function: PartyCoroutine[T]) -> T:
-    """What a work, or a part of one, comes to: each training that it asks for is done at once."""
+def run_call(function: PartyCoroutine[T]) -> T:
+    """The result of a party function or a part of one; each training it requests is run at once."""
 
     async def pair() -> tuple[T, None]:
         return await function, None
 
-    running = RunningCall(pair(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
+    running = RunningCall(pair(), CallId("a function", 0, 0, 0), KeptMoments({}, ""), nullcontext())
     while running.request:
         running.train()
     result: T = running.result[0]
@@ -216,12 +216,14 @@ def batch_of(data: Samples, scratch: dict[str, Tensor] | None = None) -> Batch:
 def federation(
     sizes: Sequence[int], shape: tuple[int, ...] = (6,), classes: int = 3, test: int = 6
 ) -> comity.Federation:
-    """Parties with exactly so many training samples each, `test` test samples and no validation."""
+    """Parties with exactly these numbers of training samples, `test` test samples and no
+    validation.
+    """
     parties = {}
     for i, size in enumerate(sizes):
-        made = samples(size + test, shape, classes, seed=i + 1)
-        x = made.x + 0.3 * i  # parties see the world differently
-        parties[f"p{i}"] = ((x[:size], made.y[:size]), (x[size:], made.y[size:]))
+        data = samples(size + test, shape, classes, seed=i + 1)
+        x = data.x + 0.3 * i  # the parties' inputs are shifted
+        parties[f"p{i}"] = ((x[:size], data.y[:size]), (x[size:], data.y[size:]))
     return comity.Federation.from_arrays(parties, validation=0.0, classes=classes)
 
 
@@ -234,11 +236,11 @@ def assert_near(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
         )
 
 
-def same(one: Params, other: Params) -> bool:
+def same(ours: Params, theirs: Params) -> bool:
     """Equal weights, bit for bit."""
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
-def distance(one: Params, other: Params) -> float:
+def distance(ours: Params, theirs: Params) -> float:
     """The largest difference of any weight."""
-    return max((one[k] - other[k]).abs().max().item() for k in one)
+    return max((ours[k] - theirs[k]).abs().max().item() for k in ours)

@@ -1,4 +1,4 @@
-"""Golden figures: a change of numbers is noticed, and made on purpose with COMITY_REGENERATE=1.
+"""Golden figures: every change of numbers fails a test; COMITY_REGENERATE=1 writes new figures.
 
 Bytes and steps are exact on every machine. Accuracies may differ by one test sample a party, since
 BLAS differs.
@@ -40,9 +40,9 @@ def digits() -> comity.Federation:
 
 
 # With their defaults, two rounds leave parties of these near chance: FD's first teachers, Ditto's
-# first anchor and the others that Fed-MTL holds parties to are weak, and q-FFL takes small steps.
+# first anchor and the others that Fed-MTL pulls parties to are weak, and q-FFL takes small steps.
 # After a thousand steps of Adam FedGen's generator depends on the last bit of a product, which
-# differs between processors. Of three parties Krum has nobody to spare.
+# differs between processors. Krum cannot leave out any of three parties.
 SHOWN_AS = {
     "fd": "fd(gamma=2)",
     "ditto": "ditto(lam=0.1)",
@@ -56,10 +56,10 @@ SHOWN_AS = {
 
 
 def text(name: str) -> str:
-    """A wrapper is shown around FedAvg; what hides class means, around a method that sends them."""
-    shown = SHOWN_AS.get(name, name)
+    """A wrapper wraps FedAvg; `ldp`, which hides class means, wraps a method that sends them."""
+    method = SHOWN_AS.get(name, name)
     host = "relay" if name == "ldp" else "fedavg"
-    return f"{host}+{shown}" if issubclass(algorithms.find(name), Wrapper) else shown
+    return f"{host}+{method}" if issubclass(algorithms.find(name), Wrapper) else method
 
 
 @cache
@@ -93,16 +93,16 @@ def golden(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_bytes_and_steps_are_exactly_golden(name: str) -> None:
-    expected, found = golden(name), figures(name)
+    expected, computed = golden(name), figures(name)
     for what in ("algorithm", "bytes", "steps"):
-        assert found[what] == expected[what]
+        assert computed[what] == expected[what]
 
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_accuracies_are_golden_to_one_test_sample(name: str) -> None:
-    expected, found = golden(name)["accuracy"], figures(name)["accuracy"]
-    assert found.keys() == expected.keys()
-    for party, value in found.items():
+    expected, computed = golden(name)["accuracy"], figures(name)["accuracy"]
+    assert computed.keys() == expected.keys()
+    for party, value in computed.items():
         sample = 1 / len(digits().parties[party].test)
         assert value == pytest.approx(expected[party], abs=sample + 1e-6), party
 
@@ -111,11 +111,11 @@ def test_no_golden_figures_without_an_algorithm() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} <= set(algorithms.names())
 
 
-def test_golden_figures_say_something() -> None:
-    """Two rounds teach more than chance, and methods differ: otherwise the figures would guard
+def test_golden_figures_differ_and_exceed_chance() -> None:
+    """Two rounds reach more than chance, and methods differ: otherwise golden figures would detect
     nothing.
     """
-    found = {name: figures(name) for name in algorithms.names()}
-    assert all(min(f["accuracy"].values()) > 0.2 for f in found.values())
-    assert len({json.dumps(f["bytes"]) for f in found.values()}) > 4
-    assert len({json.dumps(f["accuracy"]) for f in found.values()}) > 4
+    computed = {name: figures(name) for name in algorithms.names()}
+    assert all(min(f["accuracy"].values()) > 0.2 for f in computed.values())
+    assert len({json.dumps(f["bytes"]) for f in computed.values()}) > 4
+    assert len({json.dumps(f["accuracy"]) for f in computed.values()}) > 4

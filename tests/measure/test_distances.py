@@ -1,4 +1,4 @@
-"""Fréchet distance, separability and drift, where the answer is known."""
+"""Fréchet distance, separability and drift, in cases with a known answer."""
 
 from __future__ import annotations
 
@@ -59,56 +59,56 @@ def test_wide_features_are_turned_into_few_dimensions_without_loss():
 
 def test_each_party_against_the_union_of_all():
     sets = [white(40, 2, k) + torch.tensor([shift, 0.0]) for k, shift in enumerate((-1.0, 1.0))]
-    got = distances_to_union(sets)
+    distances = distances_to_union(sets)
     union = torch.cat(sets)
-    assert got.per_party == pytest.approx([frechet(s, union) for s in sets])
-    assert got.mean == pytest.approx(sum(got.per_party) / 2)
+    assert distances.per_party == pytest.approx([frechet(s, union) for s in sets])
+    assert distances.mean == pytest.approx(sum(distances.per_party) / 2)
     # The union's mean is 0; along the shift its variance is (78 + 80)/79 = 2 instead of 1, across
     # it 78/79.
     want = 1 + (math.sqrt(2) - 1) ** 2 + (math.sqrt(78 / 79) - 1) ** 2
-    assert got.mean == pytest.approx(want, rel=1e-6)
-    assert got.std == pytest.approx(0, abs=1e-6)
+    assert distances.mean == pytest.approx(want, rel=1e-6)
+    assert distances.std == pytest.approx(0, abs=1e-6)
 
 
 def test_pairs_make_a_symmetric_matrix():
     sets = [white(30, 3, k) * scale for k, scale in enumerate((1.0, 2.0, 4.0))]
-    got = pairwise(sets)
-    assert torch.equal(got, got.T)
+    matrix = pairwise(sets)
+    assert torch.equal(matrix, matrix.T)
     assert torch.allclose(
-        got, torch.tensor([[0.0, 3, 27], [3, 0, 12], [27, 12, 0]]).double(), atol=1e-6
+        matrix, torch.tensor([[0.0, 3, 27], [3, 0, 12], [27, 12, 0]]).double(), atol=1e-6
     )
 
 
 def test_matched_representations_cannot_be_told_apart():
     sets = [normal(200, 6, k) for k in range(4)]
-    got = separability(sets, Key.root(0))
-    assert got.chance == 0.25
-    assert abs(got.accuracy - 0.25) < 0.1
-    assert abs(got.balanced - 0.25) < 0.1
-    assert got.cross_entropy == pytest.approx(got.log_n, abs=0.02)
-    assert got.entropy == pytest.approx(math.log(4))
+    probe = separability(sets, Key.root(0))
+    assert probe.chance == 0.25
+    assert abs(probe.accuracy - 0.25) < 0.1
+    assert abs(probe.balanced - 0.25) < 0.1
+    assert probe.cross_entropy == pytest.approx(probe.log_n, abs=0.02)
+    assert probe.entropy == pytest.approx(math.log(4))
 
 
 def test_distant_representations_are_always_told_apart():
     sets = [normal(60, 3, k) + 20 * k for k in range(3)]
-    got = separability(sets, Key.root(0))
-    assert (got.accuracy, got.balanced) == (1.0, 1.0)
-    assert got.cross_entropy < 0.5 * got.log_n
+    probe = separability(sets, Key.root(0))
+    assert (probe.accuracy, probe.balanced) == (1.0, 1.0)
+    assert probe.cross_entropy < 0.5 * probe.log_n
     assert torch.allclose(proxy_a(sets, Key.root(0)), 2 * (1 - torch.eye(3)).double())
 
 
 def test_parties_of_unequal_size_have_their_own_chance():
-    got = separability([normal(300, 4, 0), normal(100, 4, 1)], Key.root(0))
-    assert got.chance == pytest.approx(0.75)
-    assert got.entropy == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
-    assert got.cross_entropy == pytest.approx(got.entropy, abs=0.04)
-    assert abs(got.balanced - 0.5) < 0.1
-    assert got.accuracy == pytest.approx(0.75, abs=0.05)
+    probe = separability([normal(300, 4, 0), normal(100, 4, 1)], Key.root(0))
+    assert probe.chance == pytest.approx(0.75)
+    assert probe.entropy == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
+    assert probe.cross_entropy == pytest.approx(probe.entropy, abs=0.04)
+    assert abs(probe.balanced - 0.5) < 0.1
+    assert probe.accuracy == pytest.approx(0.75, abs=0.05)
 
 
 def test_a_probe_begins_with_the_parties_shares():
-    got = separability([normal(300, 4, 0), normal(100, 4, 1)], Key.root(0), steps=1)
-    assert got.cross_entropy == pytest.approx(got.entropy, abs=0.01)
+    probe = separability([normal(300, 4, 0), normal(100, 4, 1)], Key.root(0), steps=1)
+    assert probe.cross_entropy == pytest.approx(probe.entropy, abs=0.01)
 
 
 def test_a_hidden_layer_sees_what_a_linear_probe_does_not():
@@ -119,18 +119,18 @@ def test_a_hidden_layer_sees_what_a_linear_probe_does_not():
 
 def test_proxy_a_of_matched_unequal_and_partly_apart_pairs():
     sets = [normal(300, 2, 0), normal(100, 2, 1), normal(300, 2, 2) + torch.tensor([2.0, 0.0])]
-    got = proxy_a(sets, Key.root(0))
-    assert torch.equal(got, got.T)
-    assert abs(float(got[0, 1])) < 0.4
+    matrix = proxy_a(sets, Key.root(0))
+    assert torch.equal(matrix, matrix.T)
+    assert abs(float(matrix[0, 1])) < 0.4
     # Means two spreads apart: the best threshold errs with Φ(−1) = 0.159.
-    assert float(got[0, 2]) == pytest.approx(2 * (1 - 2 * 0.1587), abs=0.25)
+    assert float(matrix[0, 2]) == pytest.approx(2 * (1 - 2 * 0.1587), abs=0.25)
 
 
 def test_more_pairs_than_one_stack_holds():
     sets = [normal(12, 2, k) + (20 if k == 0 else 0) for k in range(13)]  # 78 pairs
-    got = proxy_a(sets, Key.root(0))
-    assert (got[0, 1:] == 2).all()
-    assert got[1:, 1:].mean() < 1
+    matrix = proxy_a(sets, Key.root(0))
+    assert (matrix[0, 1:] == 2).all()
+    assert matrix[1:, 1:].mean() < 1
 
 
 def test_one_party_cannot_be_told_from_itself():
@@ -143,25 +143,25 @@ Y, OWNER = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 1])
 
 
 def test_drift_between_parties_by_hand():
-    got = between_parties(
+    drift = between_parties(
         Z, Y, OWNER
     )  # class 0: centroids (−1, 1) and (3, 1), common (1, 1); class 1 has one party only
-    assert got is not None
-    assert got.distance == pytest.approx(2)
-    assert got.spread == pytest.approx(
+    assert drift is not None
+    assert drift.distance == pytest.approx(2)
+    assert drift.spread == pytest.approx(
         math.sqrt(4 / 2)
     )  # four squares of 1, five samples less three centroids
-    assert got.relative == pytest.approx(math.sqrt(2))
-    assert got.chance == pytest.approx(math.sqrt(1 / 2 - 1 / 4))
+    assert drift.relative == pytest.approx(math.sqrt(2))
+    assert drift.chance == pytest.approx(math.sqrt(1 / 2 - 1 / 4))
     scaled = between_parties(7 * Z + 3, Y, OWNER)
     assert scaled is not None
-    assert scaled.relative == pytest.approx(got.relative)
+    assert scaled.relative == pytest.approx(drift.relative)
 
 
 def test_parties_that_differ_in_nothing_drift_by_chance_alone():
-    got = between_parties(normal(600, 100, 0), torch.arange(600) % 5, torch.arange(600) // 30 % 7)
-    assert got is not None
-    assert got.relative == pytest.approx(got.chance, rel=0.05)
+    drift = between_parties(normal(600, 100, 0), torch.arange(600) % 5, torch.arange(600) // 30 % 7)
+    assert drift is not None
+    assert drift.relative == pytest.approx(drift.chance, rel=0.05)
 
 
 def test_no_drift_between_parties_without_a_common_class():
@@ -170,15 +170,15 @@ def test_no_drift_between_parties_without_a_common_class():
 
 def test_drift_over_training_by_hand():
     after = Z + torch.tensor([[3.0, 4], [3, 4], [0, 0], [0, 0], [0, 1]])
-    got = over_training(Z, after, Y, OWNER)
-    assert got.distance == pytest.approx((5 + 0 + 1) / 3)
-    assert got.spread == pytest.approx(math.sqrt(2))
+    drift = over_training(Z, after, Y, OWNER)
+    assert drift.distance == pytest.approx((5 + 0 + 1) / 3)
+    assert drift.spread == pytest.approx(math.sqrt(2))
     assert over_training(Z, Z, Y, OWNER).distance == 0
 
 
-def test_samples_that_stand_alone_have_no_spread():
-    got = over_training(Z, Z + 1, torch.arange(5), OWNER)
-    assert (got.spread, got.relative) == (None, None)
+def test_classes_of_one_sample_have_no_spread():
+    drift = over_training(Z, Z + 1, torch.arange(5), OWNER)
+    assert (drift.spread, drift.relative) == (None, None)
 
 
 def test_drift_needs_labels():

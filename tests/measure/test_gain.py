@@ -1,6 +1,4 @@
-"""Gains by any metric, and what they say to a party: by hand, and how often an interval holds the
-truth.
-"""
+"""Gains by any metric and the verdict per party: computed by hand, and the coverage of intervals."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ def answers_of(truth: Tensor, score: Tensor) -> Answers:
 
 
 def models(seed: int, zeros: int, ones: int, now: float, before: float) -> tuple[Answers, Answers]:
-    """Two models of the same samples, whose scores lie so far from the threshold, and are alike by
-    half.
+    """Two models of the same samples; `now` and `before` are the distances of their scores from the
+    threshold, and half of each score is common to both.
     """
     draw = torch.Generator().manual_seed(seed)
     y = torch.cat([torch.zeros(zeros), torch.ones(ones)]).long()
@@ -82,7 +80,7 @@ def test_where_less_is_better_a_gain_is_less() -> None:
 
 
 def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
-    """It is a paired proportion, for which that interval is made."""
+    """Sensitivity is a paired proportion, which this interval is made for."""
     now, before = models(5, 30, 60, 0.8, 0.2)
     gain = bootstrap_gain("south", now, before, METRICS["sensitivity"])
     ill = now.truth == 1
@@ -92,7 +90,7 @@ def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
     assert (gain.low, gain.high) == pytest.approx(paired_interval(better, worse, 60), abs=0.025)
 
 
-def test_samples_that_all_agree_leave_some_doubt() -> None:
+def test_samples_that_all_agree_have_an_interval_of_some_width() -> None:
     y = torch.tensor([0] * 6 + [1] * 6)
     gain = bootstrap_gain(
         "p", answers_of(y, 2.0 * y - 1), answers_of(y, 1 - 2.0 * y), METRICS["balanced_accuracy"]
@@ -108,7 +106,7 @@ def test_samples_that_all_agree_leave_some_doubt() -> None:
 def test_intervals_hold_the_truth_as_often_as_they_say(
     name: str, truth: float, sizes: tuple[int, int]
 ) -> None:
-    """Scores are normal around ±1.2 now and ±0.2 before, of which the figures are known."""
+    """Scores are normal around ±1.2 now and ±0.2 before, so that the true metrics are known."""
     normal = torch.distributions.Normal(0.0, 1.0)
     scale = 1.0 if name == "balanced_accuracy" else math.sqrt(2)
     exact = [float(normal.cdf(torch.tensor(shift * scale))) for shift in (1.2, 0.2)]
@@ -120,7 +118,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     assert 90 <= covered <= 100
 
 
-def test_who_has_no_figure_has_no_gain() -> None:
+def test_a_party_without_a_metric_has_no_gain() -> None:
     y = torch.ones(9).long()
     assert (
         bootstrap_gain(
@@ -180,7 +178,7 @@ def verdicts_of(
     }
 
 
-def test_each_kind_of_answer_in_words() -> None:
+def test_the_sentence_of_each_kind_of_verdict() -> None:
     gains = {
         "fedavg": [
             [clear("south", 0.02), clear("north", 0.01), clear("east", -0.2), clear("west", 0.3)]
@@ -237,8 +235,8 @@ def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
 
 
 def test_the_interval_over_seeds_by_hand() -> None:
-    """The samples' variance is not divided by the seeds, which share them; that between seeds is;
-    and the best of m is picked.
+    """Sampling variance is not divided by the number of seeds, which share the test samples;
+    variance between seeds is. The interval is corrected for choosing the best of m methods.
     """
     estimate = combine_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
     sampling, training = (0.0004 + 0.0016) / 2, 0.005 / 2
@@ -255,7 +253,7 @@ def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
     assert (estimate.low, estimate.high) == pytest.approx((gain.low, gain.high))
 
 
-def test_of_methods_that_give_the_same_the_foremost_is_named() -> None:
+def test_of_equal_methods_the_first_is_named() -> None:
     same = {method: {"p": Estimate(0.1, 0.05, 0.15)} for method in ("adcol", "fedavg", "relay")}
     counts = {"p": [SampleCounts((20, 20), (20, 20))]}
     assert [
@@ -286,13 +284,13 @@ def test_how_to_read_says_which_seeds_and_methods() -> None:
 
 
 def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> None:
-    """Where training moves a gain ten times as much as test samples do; with z instead of t it
+    """Training moves a gain ten times as much as test samples do. With z instead of t the coverage
     would be 82 of 100.
     """
     draw = random.Random(0)
     covered = 0
     for _ in range(2000):
-        sample = draw.gauss(0, 0.01)  # what these test samples say too much, whatever the seed
+        sample = draw.gauss(0, 0.01)  # the error of these test samples, the same for every seed
         estimate = combine_seeds(
             [clear("p", 0.05 + sample + draw.gauss(0, 0.1), 0.01) for _ in range(3)], methods=1
         )
@@ -301,8 +299,8 @@ def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> Non
 
 
 def test_the_average_over_parties_by_hand() -> None:
-    """Parties have test samples of their own, so the error of their mean is smaller than theirs;
-    seeds have not.
+    """Parties have separate test samples, so the error of their mean is smaller than a party's;
+    seeds share test samples.
     """
     gains = [clear("a", 0.1, 0.03), clear("b", 0.3, 0.04)]
     one_seed = average_gain({0: gains}, 1, ACCURACY)
@@ -316,8 +314,8 @@ def test_the_average_over_parties_by_hand() -> None:
     assert average_gain({0: []}, 1, ACCURACY) is None
 
 
-def test_who_has_too_few_samples_is_in_no_count() -> None:
-    """Under the same name he is left out of all seeds; where parties differ by seed, of that one."""
+def test_parties_with_too_few_samples_are_not_counted() -> None:
+    """A party is left out of all seeds; where parties differ by seed, of that seed only."""
     gains = {0: [clear("a", 0.1), clear("b", 0.1)], 1: [clear("a", 0.1), clear("b", 0.1)]}
     assert list(estimates(without_few(gains, {1: ["b"]}, True), True, 1, ACCURACY)) == ["a"]
     apart = estimates(without_few(gains, {1: ["b"]}, False), False, 1, ACCURACY)

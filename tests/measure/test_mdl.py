@@ -1,5 +1,5 @@
-"""Probes and description lengths: against torch's own training, by hand, and where the answer is
-known.
+"""Probes and description lengths: against torch's own training, by hand, and in cases with a known
+answer.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def test_probes_learn_what_torch_would(hidden):
 
 
 def test_standardised_values_and_what_never_varies():
-    got = standardise(
+    standardised = standardise(
         torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     )
-    assert got.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
+    assert standardised.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
 
 
 def test_the_settings_of_the_library_and_the_cheap_ones():
@@ -83,9 +83,9 @@ def test_the_settings_of_the_library_and_the_cheap_ones():
 
 
 def test_sizes_grow_by_equal_factors_from_ten_to_all():
-    got = sizes(1800, 10)
-    assert (got[0], got[-1], len(got)) == (10, 1800, 10)
-    assert all(s == math.ceil(10 * 180 ** (k / 9) - 1e-9) for k, s in enumerate(got))
+    train_sizes = sizes(1800, 10)
+    assert (train_sizes[0], train_sizes[-1], len(train_sizes)) == (10, 1800, 10)
+    assert all(s == math.ceil(10 * 180 ** (k / 9) - 1e-9) for k, s in enumerate(train_sizes))
     assert sizes(12, 10) == (10, 11, 12)  # equal ones once
 
 
@@ -96,27 +96,31 @@ def test_a_tenth_is_held_out():
 
 
 def test_sums_of_a_curve_by_hand():
-    got = Curve(
+    example = Curve(
         (10, 30),
         torch.tensor([[2.0, 4.0], [1.0, 1.0]]).double(),
         torch.tensor([[1.5, 0.5]]).double(),
         4,
     )
-    assert got.nats == pytest.approx(10 * 3 + 20 * 1)
-    assert got.bits == pytest.approx(50 / math.log(2))
-    assert got.std == pytest.approx(10)  # 40 and 60 nats
-    assert got.prequential == pytest.approx(10 * math.log(4) + 20 * 1)
-    assert got.surplus(2.0) == pytest.approx(10 * 1 + 0)
-    assert (got.complexity(3.0), got.complexity(1.0), got.complexity(0.5)) == (10, 30, None)
+    assert example.nats == pytest.approx(10 * 3 + 20 * 1)
+    assert example.bits == pytest.approx(50 / math.log(2))
+    assert example.std == pytest.approx(10)  # 40 and 60 nats
+    assert example.prequential == pytest.approx(10 * math.log(4) + 20 * 1)
+    assert example.surplus(2.0) == pytest.approx(10 * 1 + 0)
+    assert (example.complexity(3.0), example.complexity(1.0), example.complexity(0.5)) == (
+        10,
+        30,
+        None,
+    )
 
 
 def test_a_constant_representation_costs_the_entropy_of_the_labels():
     y, key = labels(), Key.root(3)
-    got = curve(torch.full((N, 6), 2.5), y, key, SMALL)
+    mdl = curve(torch.full((N, 6), 2.5), y, key, SMALL)
     entropy = entropy_of_held_out(y, key)
-    assert (got.losses >= entropy - 1e-6).all()  # Gibbs: one answer for all can do no better
-    assert got.nats >= got.sizes[-1] * entropy - 1e-3
-    assert float(got.means[-1]) == pytest.approx(math.log(C), abs=0.05)
+    assert (mdl.losses >= entropy - 1e-6).all()  # Gibbs: one answer for all can do no better
+    assert mdl.nats >= mdl.sizes[-1] * entropy - 1e-3
+    assert float(mdl.means[-1]) == pytest.approx(math.log(C), abs=0.05)
 
 
 def test_labels_themselves_cost_little_and_better_representations_less():
@@ -132,13 +136,13 @@ def test_labels_themselves_cost_little_and_better_representations_less():
     assert blind.complexity(0.1) is None
 
 
-def test_the_online_code_is_of_samples_that_the_probe_has_not_seen():
+def test_the_online_code_uses_samples_outside_the_probes_training():
     x = torch.randn(
         N, 50, generator=Key.root(8).generator()
-    )  # says nothing, but can be learned by heart
-    got = curve(x, labels(), Key.root(9), SMALL)
-    assert (got.coding > math.log(C) - 0.05).all()
-    assert got.prequential > got.sizes[-1] * math.log(C)
+    )  # carries no information, but can be memorised
+    mdl = curve(x, labels(), Key.root(9), SMALL)
+    assert (mdl.coding > math.log(C) - 0.05).all()
+    assert mdl.prequential > mdl.sizes[-1] * math.log(C)
 
 
 def test_scaling_and_shifting_change_nothing():
@@ -151,12 +155,14 @@ def test_scaling_and_shifting_change_nothing():
     assert torch.allclose(curve(3 * x - 7, y, Key.root(5), SMALL).losses, plain, atol=1e-2)
 
 
-def test_seeds_are_the_same_alone_and_together():
+def test_a_seed_gives_the_same_losses_alone_and_with_others():
     y = labels(60)
     x = torch.randn(60, 3, generator=Key.root(6).generator())
-    one, two = (curve(x, y, Key.root(7), Settings(3, seeds, 20, hidden=(8,))) for seeds in (1, 2))
-    assert torch.allclose(one.losses[:, 0], two.losses[:, 0], atol=1e-6)
-    assert not torch.allclose(two.losses[:, 0], two.losses[:, 1], atol=1e-4)
+    single, double = (
+        curve(x, y, Key.root(7), Settings(3, seeds, 20, hidden=(8,))) for seeds in (1, 2)
+    )
+    assert torch.allclose(single.losses[:, 0], double.losses[:, 0], atol=1e-6)
+    assert not torch.allclose(double.losses[:, 0], double.losses[:, 1], atol=1e-4)
 
 
 def test_keys_decide_and_classes_may_be_missing():

@@ -19,18 +19,18 @@ def rows(split: str, table: dict[int, dict[str, float]]) -> list[Note]:
 def test_accuracy_block_by_hand():
     test = {0: {"a": 0.1, "b": 0.2}, 1: {"a": 0.9, "b": 0.4}, 2: {"a": 0.6, "b": 0.5}}
     validation = {0: {"a": 0.0, "b": 0.0}, 1: {"a": 0.5, "b": 0.5}, 2: {"a": 0.8, "b": 0.9}}
-    got = accuracy(
+    summary = accuracy(
         rows("test", test) + rows("validation", validation),
         max(test),
         {"a": 30, "b": 10},
         {"a": 3, "b": 1},
     )
-    assert got["mean"] == pytest.approx(0.55)
-    assert got["weighted"] == pytest.approx((0.6 * 30 + 0.5 * 10) / 40)
-    assert got["std"] == pytest.approx(0.05)
-    assert (got["best_party"], got["worst_party"], got["global"]) == ("a", "b", None)
-    assert got["best_round"]["round"] == 2
-    assert got["best_on_test"] == {
+    assert summary["mean"] == pytest.approx(0.55)
+    assert summary["weighted"] == pytest.approx((0.6 * 30 + 0.5 * 10) / 40)
+    assert summary["std"] == pytest.approx(0.05)
+    assert (summary["best_party"], summary["worst_party"], summary["global"]) == ("a", "b", None)
+    assert summary["best_round"]["round"] == 2
+    assert summary["best_on_test"] == {
         "round": 1,
         "mean": pytest.approx(0.65),
         "weighted": pytest.approx(0.775),
@@ -38,13 +38,13 @@ def test_accuracy_block_by_hand():
 
 
 def test_without_validation_no_round_is_chosen_by_it():
-    got = accuracy(rows("test", {0: {"a": 0.1}}), 0, {"a": 3}, {"a": 0})
-    assert got["best_round"] is None
+    summary = accuracy(rows("test", {0: {"a": 0.1}}), 0, {"a": 3}, {"a": 0})
+    assert summary["best_round"] is None
 
 
 def test_of_equal_rounds_the_first_is_best():
-    got = accuracy(rows("test", {0: {"a": 0.5}, 1: {"a": 0.5}}), 1, {"a": 2}, {"a": 0})
-    assert got["best_on_test"]["round"] == 0
+    summary = accuracy(rows("test", {0: {"a": 0.5}, 1: {"a": 0.5}}), 1, {"a": 2}, {"a": 0})
+    assert summary["best_on_test"]["round"] == 0
 
 
 def test_paired_interval_of_agresti_and_min_by_hand():
@@ -83,7 +83,7 @@ def test_gains_pair_the_same_samples(tmp_path):
     assert gain.low <= 0 <= gain.high
 
 
-def test_who_diverged_takes_the_mean_away_and_who_has_no_figure_does_not():
+def test_the_mean_is_none_if_a_party_diverged_but_not_if_one_was_offline():
     def rows(*last):
         return [
             Note(1, party, "test", "auc", value)

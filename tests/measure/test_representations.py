@@ -1,4 +1,4 @@
-"""Representations of a run's folder, and the study of them."""
+"""Representations read from a run folder, and their study."""
 
 from __future__ import annotations
 
@@ -84,8 +84,10 @@ def test_a_model_of_ones_own_has_no_before(runs):
     assert {r.when for r in rows} == {"after"}
     for party in run.job.parties:
         model = run.model(party.name)
-        got = by_party(rows, "cut", "after")[party.name].features
-        assert torch.allclose(got, model.task.features(model.theta, party.data.test.x), atol=1e-6)
+        features = by_party(rows, "cut", "after")[party.name].features
+        assert torch.allclose(
+            features, model.task.features(model.theta, party.data.test.x), atol=1e-6
+        )
 
 
 def test_two_heads_answer_together_and_are_seen_as_the_shared_one(runs):
@@ -125,17 +127,17 @@ def test_unknown_layers_are_refused(runs):
         representations(runs["fedavg"].folder, ["fc22"])
 
 
-def test_a_projection_keeps_distances_and_meets_all_alike():
+def test_a_projection_keeps_distances_and_is_the_same_for_all_layers():
     z = torch.randn(40, 3000, generator=Key.root(0).generator())
     project = Projection(512, Key.root(1))
-    got = project("fc1", z)
-    assert got.shape == (40, 512)
-    assert (torch.pdist(got) / torch.pdist(z)).sub(1).abs().max() < 0.2
-    assert torch.equal(Projection(512, Key.root(1))("fc1+offset", z), got)
+    projection = project("fc1", z)
+    assert projection.shape == (40, 512)
+    assert (torch.pdist(projection) / torch.pdist(z)).sub(1).abs().max() < 0.2
+    assert torch.equal(Projection(512, Key.root(1))("fc1+offset", z), projection)
     assert torch.equal(Projection(4000, Key.root(1))("fc1", z), z)
 
 
-def test_a_module_that_works_in_place_does_not_spoil_what_was_seen(tmp_path):
+def test_a_module_that_writes_in_place_does_not_change_recorded_features(tmp_path):
     x = torch.randn(60, 4, generator=Key.root(0).generator())
     fed = comity.Federation.from_arrays({name: (x, torch.arange(60) % 2) for name in "ab"})
     pair = nn.Linear(4, 3), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2))
@@ -147,12 +149,12 @@ def test_a_module_that_works_in_place_does_not_spoil_what_was_seen(tmp_path):
 
 def test_a_study_is_plain_and_repeatable(runs):
     folder = runs["fedavg+dbe"].folder
-    got = study(folder, samples=200, mdl=QUICK, width=8)
-    assert got == json.loads(json.dumps(got, allow_nan=False))
-    assert got == study(Path(folder), samples=200, mdl=QUICK, width=8)
-    assert got["samples"] == 200
-    assert list(got["layers"]) == ["fc1", "fc2", "fc2+offset", "fc3"]
-    fc2 = got["layers"]["fc2"]
+    study_result = study(folder, samples=200, mdl=QUICK, width=8)
+    assert study_result == json.loads(json.dumps(study_result, allow_nan=False))
+    assert study_result == study(Path(folder), samples=200, mdl=QUICK, width=8)
+    assert study_result["samples"] == 200
+    assert list(study_result["layers"]) == ["fc1", "fc2", "fc2+offset", "fc3"]
+    fc2 = study_result["layers"]["fc2"]
     assert (fc2["width"], fc2["measured_width"]) == (16, 8)
     for when in ("before", "after"):
         assert fc2[when]["mdl"]["bits"] > fc2[when]["mdl"]["nats"] > 0
@@ -163,13 +165,13 @@ def test_a_study_is_plain_and_repeatable(runs):
 
 
 def test_a_study_of_own_models_has_no_before(runs):
-    got = study(runs["solo"].folder, ["fc2"], samples=200, mdl=None)
-    assert got["layers"]["fc2"].keys() == {"width", "measured_width", "after"}
-    assert got["layers"]["fc2"]["after"]["mdl"] is None
+    study_result = study(runs["solo"].folder, ["fc2"], samples=200, mdl=None)
+    assert study_result["layers"]["fc2"].keys() == {"width", "measured_width", "after"}
+    assert study_result["layers"]["fc2"]["after"]["mdl"] is None
 
 
 def test_local_training_makes_parties_easier_to_tell_apart(runs):
     """DBE, section 4: what local training does to a common extractor."""
-    got = study(runs["fedavg"].folder, ["fc2"], samples=2000, mdl=None)["layers"]["fc2"]
-    assert got["after"]["separability"]["balanced"] > got["before"]["separability"]["balanced"]
-    assert got["after"]["drift"]["relative"] > got["before"]["drift"]["relative"]
+    layer = study(runs["fedavg"].folder, ["fc2"], samples=2000, mdl=None)["layers"]["fc2"]
+    assert layer["after"]["separability"]["balanced"] > layer["before"]["separability"]["balanced"]
+    assert layer["after"]["drift"]["relative"] > layer["before"]["drift"]["relative"]

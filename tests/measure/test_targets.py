@@ -32,7 +32,7 @@ SIZES = {"a": 30, "b": 10}
 
 
 def test_conventions_by_hand():
-    got = conventions(ROWS, SIZES)
+    figures = conventions(ROWS, SIZES)
     want = {
         "mean_last": 0.6,
         "mean_best": 0.7,
@@ -49,8 +49,8 @@ def test_conventions_by_hand():
         "worst_tenth": 0.6,
         "jain": 1.0,
     }
-    assert got == pytest.approx(want)
-    assert set(PAPERS.values()) <= got.keys()
+    assert figures == pytest.approx(want)
+    assert set(PAPERS.values()) <= figures.keys()
 
 
 def test_only_the_last_ten_rounds_are_averaged():
@@ -114,12 +114,12 @@ def test_speedup_is_bytes_of_the_base_by_own():
 
 def test_a_run_in_all_conventions_agrees_with_its_summary(tmp_path):
     result = comity.run("fedavg", parties=3, rounds=2, out=tmp_path / "run")
-    got, block = run_figures(tmp_path / "run"), result.summary["accuracy"]
-    assert got["mean_last"] == pytest.approx(block["mean"])
-    assert got["weighted_last"] == pytest.approx(block["weighted"])
-    assert got["weighted_best"] == pytest.approx(block["best_on_test"]["weighted"])
-    assert got["global_last"] == pytest.approx(block["global"])
-    assert got["P_std"] == pytest.approx(block["std"])
+    figures, block = run_figures(tmp_path / "run"), result.summary["accuracy"]
+    assert figures["mean_last"] == pytest.approx(block["mean"])
+    assert figures["weighted_last"] == pytest.approx(block["weighted"])
+    assert figures["weighted_best"] == pytest.approx(block["best_on_test"]["weighted"])
+    assert figures["global_last"] == pytest.approx(block["global"])
+    assert figures["P_std"] == pytest.approx(block["std"])
     after = bytes_to_target(curve(result.metrics), result.ledger, 0.0)
     assert bytes_to_target({2: 1.0}, result.ledger, 1.0) == result.summary["bytes"]["total"]
     assert after is not None

@@ -1,5 +1,5 @@
-"""The area under the ROC curve that a party works out at the end: scikit-learn's, and only where
-there is one.
+"""The area under the ROC curve that a party computes at the end equals scikit-learn's, and is
+missing where it is undefined.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.quick
 
 
 class Parrot:
-    """A task whose answer is what it is asked."""
+    """A task whose logits are its input."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -38,11 +38,11 @@ class Parrot:
 
 
 def area(logits: Tensor, labels: Tensor) -> float | None:
-    """What a party whose model answers so works out at the end."""
+    """The AUC that a party computes at the end from these logits."""
     test = Samples(logits, labels)
     none = test.take([])
-    found = evaluate(Parrot(logits.shape[1]), {}, PartyData(none, none, test), final=True)  # type: ignore[arg-type]
-    return found.test.figures.get("auc" if logits.shape[1] == 2 else "auc_micro")
+    evaluation = evaluate(Parrot(logits.shape[1]), {}, PartyData(none, none, test), final=True)  # type: ignore[arg-type]
+    return evaluation.test.figures.get("auc" if logits.shape[1] == 2 else "auc_micro")
 
 
 scores = st.one_of(
@@ -62,9 +62,11 @@ def draws(classes: int) -> st.SearchStrategy[tuple[list[int], list[list[float]]]
 @pytest.mark.slow
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(draws(2))
-def test_two_classes_are_scikit_learns(drawn: tuple[list[int], list[list[float]]]) -> None:
-    labels, logits = torch.tensor(drawn[0]), torch.tensor(drawn[1])
-    assume(len(set(drawn[0])) == 2)
+def test_two_classes_are_scikit_learns(
+    labels_and_logits: tuple[list[int], list[list[float]]],
+) -> None:
+    labels, logits = torch.tensor(labels_and_logits[0]), torch.tensor(labels_and_logits[1])
+    assume(len(set(labels_and_logits[0])) == 2)
     expected = roc_auc_score(labels, (logits[:, 1] - logits[:, 0]).numpy())
     assert area(logits, labels) == pytest.approx(expected, abs=1e-12)
 
@@ -85,12 +87,12 @@ def test_two_classes_by_the_softmax(seed: int) -> None:
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.integers(3, 6).flatmap(lambda c: st.tuples(st.just(c), draws(c))))
 def test_more_classes_are_scikit_learns_micro_average(
-    drawn: tuple[int, tuple[list[int], list[list[float]]]],
+    example: tuple[int, tuple[list[int], list[list[float]]]],
 ) -> None:
-    classes, (labels, logits) = drawn
+    classes, (labels, logits) = example
     assume(len(set(labels)) > 1)
-    told = np.eye(classes)[labels]
-    expected = roc_auc_score(told, np.array(logits, dtype=np.float32), average="micro")
+    one_hot = np.eye(classes)[labels]
+    expected = roc_auc_score(one_hot, np.array(logits, dtype=np.float32), average="micro")
     assert area(torch.tensor(logits), torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
 
 
@@ -101,7 +103,7 @@ def test_by_hand() -> None:
     assert area(logits, torch.tensor([0, 0, 1, 1])) == 3.5 / 4
     assert (
         area(logits, torch.tensor([1, 1, 0, 0])) == 0.5 / 4
-    )  # the second class is the one that is looked for
+    )  # the second class is the positive one
     assert area(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0])) == 0.5
     three = torch.tensor([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
     # the pairs that are right score 3 and 1, the wrong ones 1, 0, 2 and 0: (4 + 2.5) of 8
@@ -137,8 +139,8 @@ def sites(classes: int) -> comity.Federation:
     draw = np.random.default_rng(0)
     y = draw.integers(0, classes, 240)
     of = np.arange(240) % 3
-    held = np.arange(240) >= 120
-    y[(of == 2) & held] = classes - 1
+    in_test = np.arange(240) >= 120
+    y[(of == 2) & in_test] = classes - 1
     x = draw.normal(size=(240, 6)) + 0.7 * np.eye(6)[y]
     data = Dataset(
         "sites",
@@ -147,7 +149,7 @@ def sites(classes: int) -> comity.Federation:
         classes,
         mean=(0.0,),
         std=(1.0,),
-        official_test=torch.from_numpy(held),
+        official_test=torch.from_numpy(in_test),
         groups={"site": Groups(("ann", "bob", "cyd"), of)},
     )
     return data.partition("natural", test="official", validation=0.2)
@@ -168,7 +170,7 @@ def by_hand(result: comity.Result, name: str) -> float:
 
 @pytest.mark.parametrize(("classes", "metric"), [(2, "auc"), (4, "auc_micro")])
 @pytest.mark.parametrize("text", ["fedavg", "solo", "fedper"])
-def test_a_run_tells_it_at_its_end(classes: int, metric: str, text: str, tmp_path: Path) -> None:
+def test_a_run_reports_auc_at_its_end(classes: int, metric: str, text: str, tmp_path: Path) -> None:
     result = run(classes, tmp_path, text)
     rows = [row for row in result.metrics if row.metric.startswith("auc")]
     expected = {name: by_hand(result, name) for name in ("ann", "bob")}
@@ -176,38 +178,41 @@ def test_a_run_tells_it_at_its_end(classes: int, metric: str, text: str, tmp_pat
         (3, name, "test", metric) for name in expected
     ]
     assert {r.party: r.value for r in rows} == pytest.approx(expected, abs=1e-12)
-    told = json.loads((tmp_path / "summary.json").read_text())["auc"]
-    assert told == result.summary["auc"]
-    assert told["per_party"] == pytest.approx(expected, abs=1e-12)  # cyd has one class, and none
-    assert told["mean"] == pytest.approx(sum(expected.values()) / 2, abs=1e-12)
-    assert 0.5 < told["mean"] < 1
+    auc = json.loads((tmp_path / "summary.json").read_text())["auc"]
+    assert auc == result.summary["auc"]
+    assert auc["per_party"] == pytest.approx(expected, abs=1e-12)  # cyd has one class, and none
+    assert auc["mean"] == pytest.approx(sum(expected.values()) / 2, abs=1e-12)
+    assert 0.5 < auc["mean"] < 1
 
 
-def test_it_is_worked_out_at_home_and_weighs_a_number(tmp_path: Path) -> None:
-    """Two scores of three numbers go to the server each round; at the end also the answers (truth,
-    answer and score of each test sample) and a number for each metric that there is: cyd, who has
-    samples of one class only, has no area and no specificity.
+def test_each_party_sends_one_number_per_metric(tmp_path: Path) -> None:
+    """Two scores of three numbers go to the server each round. At the end the answers follow
+    (truth, answer and score of each test sample) and one number for each metric. The samples of cyd
+    have one class only, so that it has neither AUC nor specificity.
     """
     result = run(2, tmp_path)
-    sent = {
+    eval_bytes = {
         (r.round, r.src): r.bytes for r in result.ledger if r.kind == "eval" and r.src != "server"
     }
     tests = {name: len(party.test) for name, party in sites(2).parties.items()}
     metrics = {"ann": 5, "bob": 5, "cyd": 3}
     final = {name: 24 + 12 * tests[name] + 4 * many for name, many in metrics.items()}
-    assert sent == {(t, name): 24 for t in range(3) for name in final} | {
+    assert eval_bytes == {(t, name): 24 for t in range(3) for name in final} | {
         (3, name): size for name, size in final.items()
     }
 
 
-def test_engines_tell_the_same(tmp_path: Path) -> None:
-    one, two = run(4, tmp_path / "loop"), run(4, tmp_path / "process", engine="process", workers=2)
-    assert one.summary["auc"] == two.summary["auc"]
-    assert one.metrics == two.metrics
+def test_engines_agree(tmp_path: Path) -> None:
+    loop, process = (
+        run(4, tmp_path / "loop"),
+        run(4, tmp_path / "process", engine="process", workers=2),
+    )
+    assert loop.summary["auc"] == process.summary["auc"]
+    assert loop.metrics == process.metrics
 
 
 def test_it_is_that_of_the_model_after_its_last_tuning(tmp_path: Path) -> None:
-    """A method that tunes at the end is evaluated twice there; the area is the later one's."""
+    """A method that tunes at the end is evaluated twice there; AUC is from the second evaluation."""
     result = run(2, tmp_path, "fedbabu", rounds=2)
     assert result.summary["accuracy"]["unfinished"] is not None
     assert result.summary["auc"]["per_party"] == pytest.approx(
@@ -217,11 +222,11 @@ def test_it_is_that_of_the_model_after_its_last_tuning(tmp_path: Path) -> None:
 
 
 def test_rounds_without_an_evaluation_do_not_matter(tmp_path: Path) -> None:
-    one, two = run(2, tmp_path / "a"), run(2, tmp_path / "b", eval_every=2)
-    assert one.summary["auc"] == two.summary["auc"]
+    every_round, every_second_round = run(2, tmp_path / "a"), run(2, tmp_path / "b", eval_every=2)
+    assert every_round.summary["auc"] == every_second_round.summary["auc"]
 
 
-def test_where_nobody_has_one_there_is_none(tmp_path: Path) -> None:
+def test_a_run_in_which_no_party_has_auc_reports_none(tmp_path: Path) -> None:
     x, y = torch.rand(60, 3), torch.arange(60) // 30
     fed = Dataset("apart", x, y, 2).partition("pathological(classes=1)", 2)
     result = comity.run("fedavg", fed, model="linear", rounds=1, out=tmp_path, engine="loop")
@@ -230,7 +235,7 @@ def test_where_nobody_has_one_there_is_none(tmp_path: Path) -> None:
     assert not [row for row in result.metrics if row.metric.startswith("auc")]
 
 
-def test_newcomers_have_none_of_their_own(tmp_path: Path) -> None:
+def test_newcomers_have_no_auc(tmp_path: Path) -> None:
     result = run(2, tmp_path, newcomers=2, join_epochs=1)
     assert set(result.summary["auc"]["per_party"]) == {"ann"}
 

@@ -1,5 +1,5 @@
-"""The metrics that models are judged by: scikit-learn's, where samples have them, and the same
-however parties are evaluated.
+"""Metrics equal scikit-learn's where they are defined, and do not depend on how parties are
+evaluated.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ SKLEARN: dict[str, Callable[[Any, Any], float]] = {
 }
 
 
-def drawn(seed: int, classes: int, n: int = 40) -> tuple[Tensor, Tensor]:
-    """Scores with ties, and labels of which there is at least one of each class but, for several,
-    the last.
-    """
+def scores_and_labels(seed: int, classes: int, n: int = 40) -> tuple[Tensor, Tensor]:
+    """Scores with ties, and labels. Every class occurs, except the last of several classes."""
     draw = np.random.default_rng(seed)
     y = np.append(draw.integers(0, max(2, classes - 1), n - 2), [0, 1])
     return torch.from_numpy(draw.integers(-4, 5, (n, classes)) / 2).float(), torch.from_numpy(y)
@@ -42,8 +40,8 @@ def drawn(seed: int, classes: int, n: int = 40) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("classes", [2, 5])
 @pytest.mark.parametrize("seed", range(10))
-def test_they_are_scikit_learns(seed: int, classes: int) -> None:
-    scores, y = drawn(seed, classes)
+def test_metrics_equal_scikit_learns(seed: int, classes: int) -> None:
+    scores, y = scores_and_labels(seed, classes)
     for metric in metrics_for(classes):
         if metric.name in SKLEARN:
             expected = SKLEARN[metric.name](y.numpy(), scores.numpy())
@@ -52,8 +50,8 @@ def test_they_are_scikit_learns(seed: int, classes: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(METRICS))
 @pytest.mark.filterwarnings("ignore")
-def test_a_weight_of_two_is_a_sample_that_is_there_twice(name: str) -> None:
-    scores, y = drawn(3, 3 if name == "auc_micro" else 2)
+def test_a_weight_of_two_equals_a_repeated_sample(name: str) -> None:
+    scores, y = scores_and_labels(3, 3 if name == "auc_micro" else 2)
     times = torch.arange(len(y)) % 3
     metric = METRICS[name]
     weighted = metric.figures(scores, y, torch.stack([times, torch.ones_like(times)]).double())
@@ -66,7 +64,7 @@ def test_a_weight_of_two_is_a_sample_that_is_there_twice(name: str) -> None:
 OF_CLASSES = [name for name in ELIGIBLE if METRICS[name].fits(2)]
 
 
-def test_where_there_is_none() -> None:
+def test_metrics_that_are_undefined_are_none() -> None:
     scores = torch.rand(4, 2)
     ones, zeros, nobody = torch.ones(4).long(), torch.zeros(4).long(), torch.zeros(0).long()
     lacking = {
@@ -84,7 +82,7 @@ def test_where_there_is_none() -> None:
     )  # of the classes that are there
 
 
-def test_one_that_does_not_fit_is_refused_in_a_sentence() -> None:
+def test_a_metric_that_does_not_fit_is_refused() -> None:
     for name in OF_CLASSES:
         check_fits(name, 2)
     for name in ("auc", "sensitivity", "specificity"):
@@ -95,7 +93,7 @@ def test_one_that_does_not_fit_is_refused_in_a_sentence() -> None:
 
 
 class Parrot:
-    """A task whose answer is what it is asked."""
+    """A task whose logits are its input."""
 
     def __init__(self, classes: int = 2) -> None:
         self.classes = classes
@@ -105,67 +103,73 @@ class Parrot:
 
 
 def party(seed: int, classes: int, validation: int = 12) -> PartyData:
-    scores, y = drawn(seed, classes)
-    test, held = (
+    scores, y = scores_and_labels(seed, classes)
+    test, validation_samples = (
         Samples(scores[validation:], y[validation:]),
         Samples(scores[:validation], y[:validation]),
     )
-    return PartyData(test.take([]), held, test)
+    return PartyData(test.take([]), validation_samples, test)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_together_is_as_one_by_one(classes: int) -> None:
-    """One pass over everybody's samples gives the very figures; parties without validation samples,
-    too.
+def test_batched_evaluation_equals_sequential(classes: int) -> None:
+    """One pass over all parties' samples gives the same figures, also for parties without
+    validation samples.
     """
     parties = [party(0, classes), party(1, classes, validation=0), party(2, classes)]
     for metric in metrics_for(classes):
         together = evaluate_batched(Parrot(), {}, parties, metric.name)  # type: ignore[arg-type]
         alone = [evaluate(Parrot(), {}, data, False, metric.name) for data in parties]  # type: ignore[arg-type]
-        for one, other in zip(together, alone, strict=True):
-            assert (one.test.correct, one.test.figures) == (other.test.correct, other.test.figures)
-            assert (one.validation.count, one.validation.figures) == (
-                other.validation.count,
-                other.validation.figures,
+        for batched, sequential in zip(together, alone, strict=True):
+            assert (batched.test.correct, batched.test.figures) == (
+                sequential.test.correct,
+                sequential.test.figures,
             )
-            assert one.test.loss == pytest.approx(other.test.loss)
+            assert (batched.validation.count, batched.validation.figures) == (
+                sequential.validation.count,
+                sequential.validation.figures,
+            )
+            assert batched.test.loss == pytest.approx(sequential.test.loss)
         assert set(together[0].test.figures) == ({metric.name} - {"accuracy"})
 
 
-def test_at_the_end_there_are_all_that_fit() -> None:
+def test_the_final_evaluation_has_all_metrics_that_fit() -> None:
     for classes in (2, 4):
-        found = evaluate(Parrot(classes), {}, party(0, classes), True)  # type: ignore[arg-type]
-        assert set(found.test.figures) == {metric.name for metric in metrics_for(classes)} - {
+        evaluation = evaluate(Parrot(classes), {}, party(0, classes), True)  # type: ignore[arg-type]
+        assert set(evaluation.test.figures) == {metric.name for metric in metrics_for(classes)} - {
             "accuracy"
         }
-        assert found.validation.figures == {}
-        assert found.answers is not None
-        assert int(found.answers.right.sum()) == found.test.correct
-        scores = found.answers.scores(classes)
-        for name in set(found.test.figures) & set(
+        assert evaluation.validation.figures == {}
+        assert evaluation.answers is not None
+        assert int(evaluation.answers.right.sum()) == evaluation.test.correct
+        scores = evaluation.answers.scores(classes)
+        for name in set(evaluation.test.figures) & set(
             ELIGIBLE
-        ):  # the answers tell all that can be chosen
-            assert METRICS[name].of(scores, found.answers.truth.long()) == found.test.figures[name]
+        ):  # every metric that can be chosen follows from the answers
+            assert (
+                METRICS[name].of(scores, evaluation.answers.truth.long())
+                == evaluation.test.figures[name]
+            )
 
 
-def test_answers_keep_apart_what_probabilities_would_not() -> None:
-    """Two samples of which the model is all but certain: their order counts all the same."""
+def test_scores_order_samples_whose_probabilities_are_equal() -> None:
+    """For two samples the model is almost certain; AUC still depends on their order."""
     logits = torch.tensor([[0.0, 40.0], [0.0, 41.0]])
     assert len(logits.softmax(1)[:, 1].unique()) == 1
     none = Samples(logits, torch.tensor([0, 1])).take([])
-    found = evaluate(
+    evaluation = evaluate(
         Parrot(),  # type: ignore[arg-type]
         {},
         PartyData(none, none, Samples(logits, torch.tensor([0, 1]))),
         True,
     )
-    assert found.answers is not None
+    assert evaluation.answers is not None
     assert (
-        METRICS["auc"].of(found.answers.scores(2), found.answers.truth.long())
-        == found.test.figures["auc"]
+        METRICS["auc"].of(evaluation.answers.scores(2), evaluation.answers.truth.long())
+        == evaluation.test.figures["auc"]
         == 1.0
     )
 
 
-def test_what_diverged_has_no_area() -> None:
+def test_a_diverged_model_has_no_auc() -> None:
     assert math.isnan(METRICS["auc"].of(torch.full((2, 2), math.nan), torch.tensor([0, 1])) or 0.0)

@@ -17,10 +17,10 @@ from comity.metrics.retrieval import Embeddings, retrieval
 
 
 def test_fairness_by_hand():
-    got = fairness([0.5, 1.0, 0.0])
-    assert (got.best, got.worst, got.worst_tenth) == (1.0, 0.0, 0.0)
-    assert got.std == pytest.approx(math.sqrt(1 / 6))  # the population's: divided by 3, not by 2
-    assert got.jain == pytest.approx(1.5**2 / (3 * 1.25))
+    scores = fairness([0.5, 1.0, 0.0])
+    assert (scores.best, scores.worst, scores.worst_tenth) == (1.0, 0.0, 0.0)
+    assert scores.std == pytest.approx(math.sqrt(1 / 6))  # the population's: divided by 3, not by 2
+    assert scores.jain == pytest.approx(1.5**2 / (3 * 1.25))
 
 
 def test_the_worst_tenth_of_twenty_parties_is_two():
@@ -50,8 +50,8 @@ def test_auc_by_hand_with_a_tie():
 def test_auc_is_scikit_learns(levels):
     generator = Key.root(levels).generator()
     scores = torch.randint(levels, (400,), generator=generator).float()
-    marked = torch.rand(400, generator=generator) < 0.3
-    assert auc(scores, marked) == pytest.approx(roc_auc_score(marked, scores), abs=1e-12)
+    positive = torch.rand(400, generator=generator) < 0.3
+    assert auc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-12)
 
 
 def test_micro_auc_is_scikit_learns():
@@ -88,9 +88,9 @@ def embeddings(angles, ids, cameras):
 def test_average_precision_of_matches_at_ranks_1_and_3():
     query = embeddings([0.0], [7], [0])
     gallery = embeddings([0.1, 0.2, 0.3, 0.4], [7, 8, 7, 9], [1, 1, 2, 0])
-    got = retrieval(query, gallery)
-    assert got.map == pytest.approx((1 + 2 / 3) / 2)
-    assert (got.cmc, got.queries) == ({1: 1.0, 5: 1.0}, 1)
+    ranking = retrieval(query, gallery)
+    assert ranking.map == pytest.approx((1 + 2 / 3) / 2)
+    assert (ranking.cmc, ranking.queries) == ({1: 1.0, 5: 1.0}, 1)
 
 
 def test_the_same_camera_is_left_out_of_the_ranking():
@@ -102,11 +102,11 @@ def test_the_same_camera_is_left_out_of_the_ranking():
 
 
 def test_another_identity_of_the_same_camera_stays_in():
-    got = retrieval(
+    ranking = retrieval(
         embeddings([0.0], [7], [0]), embeddings([0.1, 0.2], [8, 7], [0, 1]), ranks=(1, 2)
     )
-    assert got.map == pytest.approx(0.5)
-    assert got.cmc == {1: 0.0, 2: 1.0}
+    assert ranking.map == pytest.approx(0.5)
+    assert ranking.cmc == {1: 0.0, 2: 1.0}
 
 
 def test_queries_without_a_match_do_not_count():
@@ -130,6 +130,6 @@ def test_many_queries_are_ranked_as_one_by_one():
         for i in range(700)
     ]
     values = [result.map for result in alone if result.map is not None]
-    got = retrieval(query, gallery)
-    assert got.queries == len(values)
-    assert got.map == pytest.approx(sum(values) / len(values))
+    ranking = retrieval(query, gallery)
+    assert ranking.queries == len(values)
+    assert ranking.map == pytest.approx(sum(values) / len(values))

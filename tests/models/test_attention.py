@@ -27,7 +27,7 @@ def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:
     return tokens
 
 
-def torchs(theta: Params, width: int, heads: int, depth: int) -> list[nn.Module]:
+def torch_layers(theta: Params, width: int, heads: int, depth: int) -> list[nn.Module]:
     """torch's encoder layers with our weights."""
     layers: list[nn.Module] = []
     for k in range(depth):
@@ -61,8 +61,8 @@ def torchs(theta: Params, width: int, heads: int, depth: int) -> list[nn.Module]
     return layers
 
 
-def moved(theta: Params) -> Params:
-    """Weights that no bias and no norm begins with."""
+def shifted_weights(theta: Params) -> Params:
+    """Weights with biases and norms away from their initial values."""
     return {
         k: v + 0.1 * torch.randn(v.shape, generator=Key(5).fold(k).generator())
         for k, v in theta.items()
@@ -71,11 +71,11 @@ def moved(theta: Params) -> Params:
 
 def test_transformer_is_torchs() -> None:
     task, theta = task_of("transformer(vocabulary=30,width=8,heads=2,depth=2)", (12,), 4)
-    theta = moved(theta)
-    x = words()[:-1]  # torch's answer to a row of padding alone is no number
+    theta = shifted_weights(theta)
+    x = words()[:-1]  # torch returns NaN for a row of padding alone
     padding = x == 0
     z = F.embedding(x.long(), theta["encoder.begin.weight"]) + theta["encoder.positions.weight"]
-    for layer in torchs(theta, 8, 2, 2):
+    for layer in torch_layers(theta, 8, 2, 2):
         z = layer(z, src_key_padding_mask=padding)
     z = F.layer_norm(z, (8,), theta["encoder.norm.weight"], theta["encoder.norm.bias"])
     z = torch.stack([row[real].mean(0) for row, real in zip(z, ~padding, strict=True)])
@@ -90,21 +90,21 @@ def test_transformer_is_torchs() -> None:
 
 def test_vit_is_torchs() -> None:
     task, theta = task_of("vit(patch=4,width=8,heads=2,depth=1)", (3, 8, 12), 5)
-    theta = moved(theta)
+    theta = shifted_weights(theta)
     x = torch.randn(4, 3, 8, 12, generator=Key(2).generator())
     squares = F.unfold(x, 4, stride=4).mT  # each a row of its channels' rows
     z = (
         F.linear(squares, theta["encoder.begin.weight"], theta["encoder.begin.bias"])
         + theta["encoder.positions.weight"]
     )
-    for layer in torchs(theta, 8, 2, 1):
+    for layer in torch_layers(theta, 8, 2, 1):
         z = layer(z)
     z = F.layer_norm(z, (8,), theta["encoder.norm.weight"], theta["encoder.norm.bias"]).mean(1)
     torch.testing.assert_close(task.features(theta, x), z, rtol=1e-4, atol=1e-5)
 
 
 def test_padding_does_not_matter() -> None:
-    """Neither what a padded place would hold, nor how many of them there are."""
+    """Outputs depend neither on the values at padded places nor on their number."""
     task, theta = task_of("transformer(vocabulary=30,width=8,length=20)", (12,), 4)
     wider, same = task_of("transformer(vocabulary=30,width=8,length=20)", (20,), 4)
     same["encoder.positions.weight"] = F.pad(theta["encoder.positions.weight"], (0, 0, 0, 8))
@@ -126,7 +126,7 @@ def test_a_row_of_padding_alone_has_an_answer() -> None:
     assert all(torch.isfinite(v).all() for v in slope.values())
 
 
-def test_it_reads_the_first_tokens() -> None:
+def test_the_transformer_reads_the_first_tokens() -> None:
     task, theta = task_of("transformer(vocabulary=30,width=8,length=5)", (12,), 4)
     x = words()
     other = x.clone()
@@ -148,7 +148,7 @@ def test_second_gradients_exist() -> None:
 @pytest.mark.parametrize(
     "model", ["transformer(vocabulary=30,width=8)", "transformer(vocabulary=30,width=8,rank=2)"]
 )
-def test_tokens_are_looked_at_within_vmap_too(model: str) -> None:
+def test_tokens_are_checked_within_vmap_too(model: str) -> None:
     task, theta = task_of(model, (12,), 4)
     x = torch.stack([words(), words().flip(0)])
     both = {k: torch.stack([v, v + 0.01]) for k, v in theta.items()}
@@ -182,6 +182,6 @@ def test_tokens_are_looked_at_within_vmap_too(model: str) -> None:
         ("vit(rank=2,base=nowhere)", (1, 8, 8), "nowhere holds no exported model"),
     ],
 )
-def test_what_cannot_be_is_refused(model: str, shape: tuple[int, ...], sentence: str) -> None:
+def test_invalid_models_are_refused(model: str, shape: tuple[int, ...], sentence: str) -> None:
     with pytest.raises(comity.ComityError, match=sentence):
         models.build(model, shape, 3)

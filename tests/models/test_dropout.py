@@ -20,7 +20,7 @@ SHAPE = (3, 16, 16)
 
 
 @cache
-def server(name: str = "lg-cifar100") -> tuple[LearningTask, Params]:
+def task_and_weights(name: str = "lg-cifar100") -> tuple[LearningTask, Params]:
     network = models.build(name, SHAPE, 10)
     return LearningTask(network, 10, network.cut), network.init(Key(0))
 
@@ -29,15 +29,15 @@ def samples(rows: int) -> Tensor:
     return torch.randn(rows, *SHAPE, generator=Key(1).generator())
 
 
-def trained(key: Key, name: str = "lg-cifar100", rows: int = 8) -> Tensor:
-    """The representation while training."""
-    task, theta = server(name)
+def training_features(key: Key, name: str = "lg-cifar100", rows: int = 8) -> Tensor:
+    """The representation in training mode."""
+    task, theta = task_and_weights(name)
     with task.network.layer_stream(key):
         return task.features(theta, samples(rows), train=True)
 
 
 def test_dropout_is_off_where_a_model_answers() -> None:
-    task, theta = server()
+    task, theta = task_and_weights()
     features = task.features(theta, samples(8))
     assert torch.equal(features, task.features(theta, samples(8)))
     with task.network.layer_stream(Key(3)):
@@ -45,12 +45,12 @@ def test_dropout_is_off_where_a_model_answers() -> None:
 
 
 def test_one_key_one_mask() -> None:
-    assert torch.equal(trained(Key(1)), trained(Key(1)))
-    assert not torch.equal(trained(Key(1)), trained(Key(2)))
+    assert torch.equal(training_features(Key(1)), training_features(Key(1)))
+    assert not torch.equal(training_features(Key(1)), training_features(Key(2)))
 
 
 def test_masks_do_not_repeat_within_a_party_function() -> None:
-    task, theta = server()
+    task, theta = task_and_weights()
     with task.network.layer_stream(Key(1)):
         first, second = (task.features(theta, samples(8), train=True) for _ in range(2))
     assert not torch.equal(first, second)
@@ -59,8 +59,8 @@ def test_masks_do_not_repeat_within_a_party_function() -> None:
 @pytest.mark.parametrize(("name", "rate"), [("lg-cifar100", 0.6), ("lg-cifar100(drop=0.25)", 0.25)])
 def test_dropout_keeps_the_mean(name: str, rate: float) -> None:
     """Spec 4.4: of the 128 values a share of 0.6 is zero, and the others are as much larger."""
-    task, theta = server(name)
-    whole, part = task.features(theta, samples(256)), trained(Key(1), name, 256)
+    task, theta = task_and_weights(name)
+    whole, part = task.features(theta, samples(256)), training_features(Key(1), name, 256)
     live = whole > 0
     nonzero = part[live] > 0
     assert 1 - nonzero.float().mean().item() == pytest.approx(rate, abs=0.02)
@@ -70,7 +70,7 @@ def test_dropout_keeps_the_mean(name: str, rate: float) -> None:
 @pytest.mark.parametrize("name", ["lg-cifar100", "lg-cifar10"])
 def test_the_global_generator_is_left_alone(name: str) -> None:
     state = torch.random.get_rng_state()
-    trained(Key(1), name)
+    training_features(Key(1), name)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

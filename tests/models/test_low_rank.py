@@ -1,5 +1,5 @@
-"""LoRA: what is trained and sent, what it begins with, and in which sense a full rank is the whole
-layer.
+"""LoRA: what is trained and sent, its initial values, and two senses in which a full rank equals
+the whole layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VIT = f"{SMALL},rank=2)"
 RUN: dict[str, Any] = {"rounds": 3, "lr": 0.1, "batch": 10, "engine": "loop"}
 
 
-def built(model: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> LowRank:
+def build_low_rank(model: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> LowRank:
     network = models.build(model, shape, classes)
     assert isinstance(network, LowRank)
     return network
@@ -55,7 +55,7 @@ def one_layer(into: int, out: int, rank: int, alpha: float) -> LowRank:
 
 
 def test_only_factors_and_head_are_parameters() -> None:
-    network = built(VIT)
+    network = build_low_rank(VIT)
     theta = network.init(Key(3))
     layers = [f"encoder.{k}.{n}" for k in (0, 1) for n in ("q", "v")]
     assert set(theta) == {"fc.weight", "fc.bias"} | {
@@ -75,12 +75,15 @@ def test_only_factors_and_head_are_parameters() -> None:
 )
 def test_which_layers_are_adapted(adapt: str, layers: str) -> None:
     expected = {f"encoder.{k}.{name}" for k in (0, 1) for name in layers.split()}
-    assert set(built(f"{SMALL},rank=2,adapt={adapt})").adapted) == expected
+    assert set(build_low_rank(f"{SMALL},rank=2,adapt={adapt})").adapted) == expected
 
 
-def test_at_first_it_is_its_base() -> None:
-    """B = 0: the network answers as the whole one with these weights."""
-    network, whole = built(f"{SMALL},rank=2,base=5)"), models.build(f"{SMALL})", (1, 8, 8), 10)
+def test_initially_the_network_equals_its_base() -> None:
+    """B = 0: the outputs are those of the full network with these weights."""
+    network, whole = (
+        build_low_rank(f"{SMALL},rank=2,base=5)"),
+        models.build(f"{SMALL})", (1, 8, 8), 10),
+    )
     theta = whole.init(Key.root(5).fold("init"))
     head = {k: v for k, v in theta.items() if k.startswith("fc")}
     x = rows(4, 1, 8, 8)
@@ -96,14 +99,14 @@ def test_a_seeds_base_is_what_a_run_with_that_seed_begins_with() -> None:
     result = comity.run(
         "fedavg", digits(), model=f"{SMALL})", seed=4, **RUN | {"rounds": 1, "lr": 1e-30}
     )
-    base = built(f"{SMALL},rank=2,base=4)").base
+    base = build_low_rank(f"{SMALL},rank=2,base=4)").base
     theta = result.model("p0").theta
     for name, value in base.items():
         torch.testing.assert_close(theta[name], value, rtol=1e-6, atol=1e-6)
     assert (
-        built(VIT).fixed
-        == built(f"{SMALL},rank=7,adapt=all)").fixed
-        != built(f"{SMALL},rank=2,base=4)").fixed
+        build_low_rank(VIT).fixed
+        == build_low_rank(f"{SMALL},rank=7,adapt=all)").fixed
+        != build_low_rank(f"{SMALL},rank=2,base=4)").fixed
     )
 
 
@@ -146,9 +149,9 @@ def test_full_rank_takes_the_first_step_of_the_whole_layer() -> None:
     _, factors = gradient(loss, theta)
     _, layer = gradient(whole, dict(network.base))
     assert not factors["body.A"].any()
-    moved = network.merged(theta | {"body.B": theta["body.B"] - 0.3 * factors["body.B"]})
+    merged = network.merged(theta | {"body.B": theta["body.B"] - 0.3 * factors["body.B"]})
     torch.testing.assert_close(
-        moved["body.weight"], network.base["body.weight"] - 0.3 * layer["body.weight"]
+        merged["body.weight"], network.base["body.weight"] - 0.3 * layer["body.weight"]
     )
 
 
@@ -172,7 +175,7 @@ def test_full_rank_reaches_the_whole_layers_optimum(into: int, out: int) -> None
 
 
 def test_a_low_rank_does_not_reach_it() -> None:
-    """Or the test above would show nothing: rank 1 leaves the second-largest change undone."""
+    """Otherwise the test above would show nothing: rank 1 cannot make the second-largest change."""
     network = one_layer(4, 4, 1, 1.0)
     change = torch.diag(torch.tensor([2.0, 1.0, 0.0, 0.0]))
     x = rows(60, 4)
@@ -213,7 +216,7 @@ def test_bytes_fall_to_the_factors_and_the_head(method: str) -> None:
 
 
 def test_it_learns_and_the_base_does_not_move() -> None:
-    before = built(f"{SMALL},rank=2,adapt=all)").fixed
+    before = build_low_rank(f"{SMALL},rank=2,adapt=all)").fixed
     settings = RUN | {"rounds": 15, "epochs": 2, "lr": 0.3}
     result = comity.run("fedavg", digits(), model=f"{SMALL},rank=2,adapt=all)", **settings)
     assert result.summary["accuracy"]["mean"] > 0.3
@@ -222,12 +225,12 @@ def test_it_learns_and_the_base_does_not_move() -> None:
     assert network.fixed == before
     assert (
         LowRank(network.stack, dict(network.base), network.adapted, 2, 8.0).fixed == before
-    )  # computed anew
+    )  # computed again
     assert result.model("p0").theta["encoder.0.q.B"].any()
 
 
 def test_parties_with_other_bases_are_not_averaged() -> None:
-    """Their factors have the same names and shapes, and mean something else."""
+    """Their factors have the same names and shapes, but belong to different bases."""
     other_base = {"p1": {"model": f"{SMALL},rank=2,base=9)"}}
     with pytest.raises(
         comity.UsageError,
@@ -237,11 +240,11 @@ def test_parties_with_other_bases_are_not_averaged() -> None:
     comity.run("solo", digits(), model=VIT, party=other_base, **RUN | {"rounds": 1})
 
 
-# A base that was trained, and models to take along.
+# Trained bases, and exported models.
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An exported model of a whole network."""
     at = tmp_path_factory.mktemp("base")
     with pytest.MonkeyPatch.context() as patch:
@@ -254,61 +257,66 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return at / "model"
 
 
-def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
-    network = built(f"{SMALL},rank=2,base={trained})")
-    theta = load(trained).theta
+def test_a_trained_base(exported_model: Path, tmp_path: Path) -> None:
+    network = build_low_rank(f"{SMALL},rank=2,base={exported_model})")
+    theta = load(exported_model).theta
     assert all(torch.equal(network.base[k], theta[k]) for k in network.base)
-    assert built(f"{SMALL},rank=2,base={trained / 'weights.safetensors'})").fixed == network.fixed
+    assert (
+        build_low_rank(f"{SMALL},rank=2,base={exported_model / 'weights.safetensors'})").fixed
+        == network.fixed
+    )
     with pytest.raises(
         comity.UsageError,
         match=r"is no base for this vit: it needs encoder.begin.weight of shape \(8, 4\)",
     ):
-        models.build(f"vit(patch=2,width=8,heads=2,rank=2,base={trained})", (1, 8, 8), 10)
-    x = rows(5, 1, 8, 8)  # at first it is the model that was exported, head and all
+        models.build(f"vit(patch=2,width=8,heads=2,rank=2,base={exported_model})", (1, 8, 8), 10)
+    x = rows(5, 1, 8, 8)  # initially it equals the exported model, including the head
     assert torch.equal(
-        network.run(network.init(Key(0)), x, False, 0, 2), load(trained).task.logits(theta, x)
+        network.run(network.init(Key(0)), x, False, 0, 2),
+        load(exported_model).task.logits(theta, x),
     )
     other = models.build(
-        f"{SMALL},rank=2,base={trained})", (1, 8, 8), 3
+        f"{SMALL},rank=2,base={exported_model})", (1, 8, 8), 3
     )  # another task: its head is its own
     assert other.init(Key(0))["fc.weight"].shape == (3, 8)
 
 
-def opened(folder: Path) -> Params:
-    """The model of a party in a finished run's folder."""
+def deployed_weights(folder: Path) -> Params:
+    """The weights of a party's model in a finished run's folder."""
     result = comity.open(folder, digits())
     assert isinstance(result, comity.Result)
     return result.model("p0").theta
 
 
-def test_a_run_knows_its_base_again(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
+def test_a_run_refuses_a_replaced_base(
+    exported_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
 ) -> None:
-    """By its absolute path, and by what it holds: a base that was exchanged is refused."""
-    monkeypatch.chdir(trained.parent)
+    """A run records its base's absolute path and fingerprint: a base that was replaced is refused."""
+    monkeypatch.chdir(exported_model.parent)
     result = comity.run(
         "fedavg", digits(), model=f"{SMALL},rank=2,base=model)", out=tmp_path / "run", **RUN
     )
-    assert result.job.experiment.model == f"{SMALL},rank=2,base={trained.resolve()})"
+    assert result.job.experiment.model == f"{SMALL},rank=2,base={exported_model.resolve()})"
     monkeypatch.chdir(tmp_path)
     assert torch.equal(
-        opened(tmp_path / "run")["encoder.0.q.B"], result.model("p0").theta["encoder.0.q.B"]
+        deployed_weights(tmp_path / "run")["encoder.0.q.B"],
+        result.model("p0").theta["encoder.0.q.B"],
     )
     second = comity.run(
         "fedavg", digits(), model=f"{SMALL})", out=tmp_path / "second", **RUN | {"seed": 1}
     )
     export(second, "p0", tmp_path / "other")
-    moved = tmp_path / "aside"
-    trained.rename(moved)
+    backup = tmp_path / "aside"
+    exported_model.rename(backup)
     try:
-        (tmp_path / "other").rename(trained)
+        (tmp_path / "other").rename(exported_model)
         with pytest.raises(comity.UsageError, match="holds a run of another network"):
-            opened(tmp_path / "run")
-        trained.rename(tmp_path / "other")
+            deployed_weights(tmp_path / "run")
+        exported_model.rename(tmp_path / "other")
         with pytest.raises(comity.ComityError, match="holds no exported model"):
-            opened(tmp_path / "run")
+            deployed_weights(tmp_path / "run")
     finally:
-        moved.rename(trained)
+        backup.rename(exported_model)
 
 
 @pytest.mark.sweep("fedavg+dbe")
@@ -320,9 +328,9 @@ def test_a_run_knows_its_base_again(
         *(pytest.param(method, marks=pytest.mark.long) for method in ("fedrod", "ditto")),
     ],
 )
-def test_what_is_exported_needs_no_base(method: str, tmp_path: Path) -> None:
-    """The factors are added to the weights: files for torch, ONNX and Comity answer as the party's
-    model does.
+def test_exported_models_need_no_base(method: str, tmp_path: Path) -> None:
+    """The factors are merged into the weights: exports for torch, ONNX and Comity answer as the
+    party's model does.
     """
     result = comity.run(
         method, digits(), model=f"{SMALL},rank=2,adapt=all,base=3)", out=tmp_path / "run", **RUN
@@ -366,7 +374,7 @@ def test_a_text_model_is_exported_too(tmp_path: Path) -> None:
     )
 
 
-def test_names() -> None:
+def test_model_strings() -> None:
     assert without_factors("vit(patch=2,rank=3,alpha=1,adapt=all,base=./x)") == "vit(patch=2)"
     assert without_factors("vit(rank=3)") == "vit"
     assert located("vit(rank=3,base=7)") == "vit(rank=3,base=7)"
@@ -379,9 +387,9 @@ def test_names() -> None:
     )
 
 
-def test_networks_are_themselves() -> None:
-    """Two of one kind are not compared by their tensors, which has no answer."""
-    network = built(VIT)
+def test_networks_are_compared_by_identity() -> None:
+    """Comparing two networks by their tensors would raise an error."""
+    network = build_low_rank(VIT)
     assert network == network  # noqa: PLR0124
-    assert network != built(VIT)
+    assert network != build_low_rank(VIT)
     assert LearningTask(network, 10, network.cut) == LearningTask(network, 10, network.cut)

@@ -91,7 +91,7 @@ PLAIN = {
 }
 
 
-def lively(theta: Params) -> Params:
+def perturbed_norms(theta: Params) -> Params:
     """Weights in double precision, and BatchNorm's away from the ones and zeros that they begin
     with.
     """
@@ -106,7 +106,7 @@ def lively(theta: Params) -> Params:
 @pytest.mark.parametrize("name", PLAIN)
 def test_outputs_are_those_of_plain_torch(name: str) -> None:
     network = models.build(name, (3, 40, 32), 10)
-    theta = lively(network.init(Key(0)))
+    theta = perturbed_norms(network.init(Key(0)))
     module = PLAIN[name]().to(F64)
     names = [n for n in module.state_dict() if "num_batches" not in n]
     module.load_state_dict(

@@ -78,7 +78,7 @@ def test_a_row_of_padding_alone_has_an_answer() -> None:
     assert torch.allclose(task.features(theta, torch.zeros(2, 12)), theta["fc1.bias"].expand(2, -1))
 
 
-def test_paddings_row_begins_at_zero_and_is_never_taught() -> None:
+def test_the_embedding_of_padding_is_zero_and_is_not_trained() -> None:
     task, theta = task_of("fasttext(vocabulary=30)", (12,), 4)
     x = words()
     _, slope = gradient(lambda p: task.logits(p, x).square().sum(), theta)
@@ -97,7 +97,7 @@ def test_embeddings_begin_standard_normal() -> None:
 
 
 @pytest.mark.parametrize("value", [30.0, -1.0, 2.5])
-def test_fasttext_refuses_what_are_no_tokens(value: float) -> None:
+def test_fasttext_refuses_invalid_tokens(value: float) -> None:
     task, theta = task_of("fasttext(vocabulary=30)", (12,), 4)
     x = words()
     x[2, 3] = value
@@ -204,7 +204,7 @@ def test_bilstm_begins_in_torchs_bounds() -> None:
 def test_sequences_are_learned_in_a_federation(
     model: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Samples of one class hold small values, those of the other large ones: tokens that hardly
+    """Samples of one class hold small values, those of the other large ones: their tokens hardly
     overlap.
     """
     y = torch.randint(0, 2, (120,), generator=Key(3).generator())

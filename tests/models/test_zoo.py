@@ -77,7 +77,7 @@ def test_cnn4_flattens_to_the_sizes_of_dbe(size, dim):
     "name", ["linear", "mlp2", "lenet5", "fedbn-cnn(scale=0.1)", "resnet18", "tf-cifar10"]
 )
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 20)])
-def test_models_size_themselves(name, shape):
+def test_models_adapt_to_the_input_shape(name, shape):
     network = models.build(name, shape, 7)
     task = LearningTask(network, 7, network.cut)
     x = torch.randn(3, *shape, generator=Key(1).generator())
@@ -102,7 +102,7 @@ def test_models_size_themselves(name, shape):
         ("fasttext(mean=words)", (20,), "tokens, positions"),
     ],
 )
-def test_models_say_why_they_cannot(name, shape, word):
+def test_models_say_why_a_shape_does_not_fit(name, shape, word):
     with pytest.raises(comity.UsageError, match=word):
         models.build(name, shape, 10)
 
@@ -136,8 +136,8 @@ def test_fedbn_cnn_is_what_plain_torch_computes():
     x = torch.randn(9, 1, 8, 8, generator=Key(1).generator())
     task = LearningTask(network, 10, network.cut)
     copy = {k: v.clone() for k, v in theta.items()}
-    trained = task.head(copy, task.features(copy, x, train=True), train=True)
-    assert torch.allclose(trained, plain.train()(x), atol=1e-6)
+    logits = task.head(copy, task.features(copy, x, train=True), train=True)
+    assert torch.allclose(logits, plain.train()(x), atol=1e-6)
     assert torch.allclose(
         task.logits(copy, x), plain.eval()(x), atol=1e-6
     )  # running statistics moved alike
@@ -164,7 +164,7 @@ def dense(*widths: int) -> list[nn.Module]:
 
 
 def same_pool() -> nn.Module:
-    """TensorFlow's SAME for even sides: what is missing is added behind."""
+    """TensorFlow's SAME for even sides: the missing padding is added at the end."""
     return nn.Sequential(nn.ConstantPad2d((0, 1, 0, 1), -torch.inf), nn.MaxPool2d(3, 2))
 
 
@@ -225,7 +225,7 @@ def test_options_may_be_false_but_not_zero():
         models.build("fasttext(width=0)", (4,), 2)
 
 
-def test_every_model_is_listed_in_lines_that_fit():
+def test_every_model_is_listed_in_lines_of_limited_length():
     rows = models.catalogue()
     assert {"resnet18", "resnet18-thesis", "resnet50", "fasttext", "har-cnn", "bilstm"} < {
         row["name"] for row in rows

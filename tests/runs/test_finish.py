@@ -1,5 +1,5 @@
-"""What a method does after its last round: judged before and after, counted, and part of the run
-like everything else.
+"""The step after a method's last round (finish): models are evaluated before and after it, its
+costs are counted, and it can be resumed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def test_models_are_tuned_from_the_last_average(tmp_path: Path) -> None:
 
 
 def test_unfinished_is_what_the_parent_ends_with(tmp_path: Path) -> None:
-    """Without its finish it is FedAvg: the same rounds, and its last figures stand beside the tuned
-    ones.
+    """Without its finish the method is FedAvg: it has the same rounds, and its last figures stand
+    beside those of the tuned models.
     """
     result, parent = run(TUNED, tmp_path / "a", **PLAIN), run("fedavg", tmp_path / "b", **PLAIN)
     assert result.summary["accuracy"]["unfinished"] == parent.summary["accuracy"]["mean"]
@@ -69,12 +69,10 @@ def test_the_last_figures_are_those_of_tuned_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("eval_every", [1, 2, 5])
-def test_models_are_judged_before_and_after_whenever_judging_is_due(
-    eval_every: int, tmp_path: Path
-) -> None:
+def test_models_are_evaluated_before_and_after_finish(eval_every: int, tmp_path: Path) -> None:
     result = run(TUNED, tmp_path, eval_every=eval_every, **PLAIN)
-    judged = {n.round for n in result.metrics if n.split == "test"}
-    assert judged == {t for t in range(4) if t % eval_every == 0 or t == 3}
+    evaluated_rounds = {n.round for n in result.metrics if n.split == "test"}
+    assert evaluated_rounds == {t for t in range(4) if t % eval_every == 0 or t == 3}
     assert {n.round for n in result.metrics if n.split == "test-unfinished"} == {3}
 
 
@@ -85,8 +83,8 @@ def test_finishing_is_counted_in_the_last_round(tmp_path: Path) -> None:
     assert [(row.round, row.src, row.dst, row.kind, row.bytes) for row in tuned] == [
         (3, "server", name, "down", model) for name in ragged().names
     ]
-    made = plan.plan(result.job)
-    assert (made.total.up, made.total.down) == (
+    round_plan = plan.plan(result.job)
+    assert (round_plan.total.up, round_plan.total.down) == (
         result.summary["bytes"]["up"],
         result.summary["bytes"]["down"],
     )
@@ -101,21 +99,23 @@ class Stop(Quiet):
     """Stops a run when the first party has been tuned."""
 
     def __init__(self) -> None:
-        self.left = 10**9
+        self.replies_left = 10**9
 
     def add_replies(self, count: int) -> None:
-        self.left -= count
-        if self.left < 0:
+        self.replies_left -= count
+        if self.replies_left < 0:
             raise KeyboardInterrupt
 
     def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
         if t == 2:
-            self.left = 3 + 3  # the last round's work, and the judging before the finish
+            self.replies_left = (
+                3 + 3
+            )  # the last round's replies, and the evaluation before the finish
 
 
 def test_process_and_resume_equal_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With newcomers after it; stopped in the middle of the finish, whose parties are then tuned
-    once, not twice.
+    """With newcomers after the finish. A run stopped during the finish tunes its parties once, not
+    twice.
     """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     settings = {"rounds": 3, "newcomers": 1, "join_epochs": 2}
@@ -136,7 +136,7 @@ def test_process_and_resume_equal_loop(tmp_path: Path, monkeypatch: pytest.Monke
     assert whole.summary["newcomers"].keys() == {"west"}
 
 
-def test_the_screen_says_what_it_was_before(
+def test_the_screen_shows_the_accuracy_before_finish(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = [
@@ -151,7 +151,7 @@ def test_the_screen_says_what_it_was_before(
         "--engine",
         "loop",
     ]
-    said = {}
+    output_lines = {}
     for method in (TUNED, "fedavg"):
         monkeypatch.setattr(
             sys,
@@ -159,7 +159,7 @@ def test_the_screen_says_what_it_was_before(
             ["comity", "run", method, *usual, "--out", str(tmp_path / Path(method).stem)],
         )
         cli.main()
-        said[method] = capsys.readouterr().out.splitlines()
-    before = said["fedavg"][0].partition("accuracy ")[2].partition(" ")[0]
-    assert f"before the method's last step (finish): {before}" in said[TUNED]
-    assert not [line for line in said["fedavg"] if "fine-tuning" in line]
+        output_lines[method] = capsys.readouterr().out.splitlines()
+    before = output_lines["fedavg"][0].partition("accuracy ")[2].partition(" ")[0]
+    assert f"before the method's last step (finish): {before}" in output_lines[TUNED]
+    assert not [line for line in output_lines["fedavg"] if "fine-tuning" in line]

@@ -1,6 +1,4 @@
-"""A run's folder: what makes it one, and its tables read whole, as far as they go, and as they
-grow.
-"""
+"""A run's folder: how it is recognised, and how its tables are read: complete, damaged or growing."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ from comity.runs.tables import (
 from comity.wire.ledger import Charge
 
 
-def test_settings_alone_are_no_run(tmp_path: Path) -> None:
-    """Anybody may have a config.toml: it is neither continued nor overwritten."""
+def test_a_folder_with_settings_only_is_no_run(tmp_path: Path) -> None:
+    """A user may have a config.toml elsewhere: it is neither resumed nor overwritten."""
     (tmp_path / "config.toml").write_text("mine = true", encoding="utf-8")
     assert not RunFolder(tmp_path).has_run
     with pytest.raises(UsageError, match=r"already has a config\.toml"):
@@ -78,11 +76,11 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
 
 def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    one = torch.tensor([1])
+    single = torch.tensor([1])
     folder.write_outcomes(
         {
             "north": Answers(torch.tensor([2, 0]), torch.tensor([2, 1]), None),
-            "south": Answers(one, one, None),
+            "south": Answers(single, single, None),
         }
     )
     assert (
@@ -118,7 +116,7 @@ def test_outcomes_of_an_earlier_version_have_no_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", ["north,0,1,0,1", "north,0,1,1", "north,0,1,1,x", "north,0,1,-1,-1", "north,0,1,1,1,x"]
 )
-def test_answers_that_make_no_sense_are_told_in_a_sentence(row: str, tmp_path: Path) -> None:
+def test_invalid_answers_are_refused(row: str, tmp_path: Path) -> None:
     score = ",score" * (row.count(",") == 5)
     (tmp_path / "outcomes.csv").write_text(
         f"party,sample,correct,truth,answer{score}\n{row}\n", encoding="utf-8"
@@ -135,7 +133,7 @@ def test_answers_that_make_no_sense_are_told_in_a_sentence(row: str, tmp_path: P
         "party\nnorth\n",
     ],
 )
-def test_outcomes_that_were_cut_off_are_told_in_a_sentence(text: str, tmp_path: Path) -> None:
+def test_truncated_outcomes_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "outcomes.csv").write_text(text, encoding="utf-8")
     with pytest.raises(ComityError, match=r"outcomes\.csv cannot be read"):
         RunFolder(tmp_path).read_outcomes()
@@ -149,7 +147,7 @@ NOTES = [
 ]
 CHARGES = [Charge(1, "local", "north", "server", "up", 12)]
 TIMES = [Timing(0, 0.5, 0.25, 0.0, 1024)]
-GIVEN = [
+PRIVACY_CHARGES = [
     PrivacyCharge(
         1,
         "local",
@@ -176,7 +174,7 @@ AWAY = [Absence("p1", 1, "local", "lost", 0), Absence("a, b", 2, "evaluate", "of
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> RunFolder:
+def run_folder(tmp_path: Path) -> RunFolder:
     writer = Writer(tmp_path)
     writer.create()
     writer.add(METRICS, NOTES)
@@ -185,19 +183,19 @@ def written(tmp_path: Path) -> RunFolder:
     writer.add(ABSENCES, [])
     assert not (tmp_path / ABSENCES.name).exists(), "it is there only if somebody was not heard"
     writer.add(ABSENCES, AWAY)
-    writer.add(PRIVACY, GIVEN)
+    writer.add(PRIVACY, PRIVACY_CHARGES)
     assert writer.files == {
         table.name: Checksum.of((tmp_path / table.name).read_bytes()) for table in TABLES
     }
     return RunFolder(tmp_path)
 
 
-def test_tables_are_read_as_they_were_written(written: RunFolder) -> None:
-    assert written.read_metrics() == NOTES
-    assert written.read_ledger() == CHARGES
-    assert written.read_timing() == TIMES
-    assert written.read_absences() == AWAY
-    assert written.read_privacy() == GIVEN
+def test_tables_are_read_as_they_were_written(run_folder: RunFolder) -> None:
+    assert run_folder.read_metrics() == NOTES
+    assert run_folder.read_ledger() == CHARGES
+    assert run_folder.read_timing() == TIMES
+    assert run_folder.read_absences() == AWAY
+    assert run_folder.read_privacy() == PRIVACY_CHARGES
 
 
 def test_tables_without_rows_are_whole(tmp_path: Path) -> None:
@@ -206,9 +204,9 @@ def test_tables_without_rows_are_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "kept"),
+    ("damage", "intact_rows"),
     [
-        (lambda text: text[:-1], 1),  # the last line has no end: who knows whether its figure has
+        (lambda text: text[:-1], 1),  # the last line has no newline: its figure may be incomplete
         (lambda text: text.replace("0.25", "x"), 0),
         (lambda text: text.replace("0,north", "0,no,rth"), 0),
         (lambda text: text + "2,north\n3,north,test,accuracy,0.5\n", 2),
@@ -217,29 +215,29 @@ def test_tables_without_rows_are_whole(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_table_is_refused_or_read_as_far_as_it_goes(
-    damage: object, kept: int, written: RunFolder
+    damage: object, intact_rows: int, run_folder: RunFolder
 ) -> None:
     assert callable(damage)
-    path = written.path / "metrics.csv"
+    path = run_folder.path / "metrics.csv"
     path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(ComityError, match=r"metrics\.csv is damaged"):
-        written.read_metrics()
-    found = METRICS.salvage(written.path)
-    assert found.rows == NOTES[:kept]
-    assert found.damaged or found.open_end
+        run_folder.read_metrics()
+    salvaged = METRICS.salvage(run_folder.path)
+    assert salvaged.rows == NOTES[:intact_rows]
+    assert salvaged.damaged or salvaged.open_end
 
 
-def test_a_table_that_is_no_text(written: RunFolder) -> None:
-    (written.path / "metrics.csv").write_bytes(b"\xff\xfe\n")
-    assert METRICS.salvage(written.path).damaged
+def test_a_table_that_is_not_text_is_damaged(run_folder: RunFolder) -> None:
+    (run_folder.path / "metrics.csv").write_bytes(b"\xff\xfe\n")
+    assert METRICS.salvage(run_folder.path).damaged
 
 
-def test_a_growing_table_is_read_by_the_same_rules(written: RunFolder) -> None:
+def test_a_growing_table_is_read_by_the_same_rules(run_folder: RunFolder) -> None:
     rows: list[Note] = []
-    growing = Growing(METRICS, written.path, rows.append, rows.clear)
+    growing = Growing(METRICS, run_folder.path, rows.append, rows.clear)
     growing.look()
-    assert rows == NOTES == METRICS.salvage(written.path).rows
-    with (written.path / "metrics.csv").open("a", encoding="utf-8") as file:
+    assert rows == NOTES == METRICS.salvage(run_folder.path).rows
+    with (run_folder.path / "metrics.csv").open("a", encoding="utf-8") as file:
         file.write("2,north,test\n2,north,test,accuracy,1\n")
     growing.look()
     assert rows == [*NOTES, Note(2, "north", "test", "accuracy", 1.0)]
@@ -248,7 +246,7 @@ def test_a_growing_table_is_read_by_the_same_rules(written: RunFolder) -> None:
 # --- commands
 
 
-def test_a_damaged_table_of_a_finished_run_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_damaged_table_of_a_finished_run_is_refused(tmp_path: Path) -> None:
     comity.run("solo", data="digits", parties=2, model="linear", rounds=1, out=tmp_path / "run")
     table = tmp_path / "run" / "metrics.csv"
     table.write_text(table.read_text(encoding="utf-8")[:-8], encoding="utf-8")

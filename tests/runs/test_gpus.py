@@ -1,5 +1,5 @@
-"""What `gpus` means before any worker starts: it is Ray's, it means cuda there, and the server
-stays on the CPU.
+"""The setting `gpus` before any worker starts: it needs Ray, implies cuda for workers, and leaves
+the server on the CPU.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here starts Ray."""
+def _ray_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here starts Ray."""
     monkeypatch.setattr(build, "check_installed", lambda: None)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"gpus": 0}, "gpus must be greater than 0, not 0"),
         ({"gpus": float("inf")}, "gpus must be a number"),
@@ -42,8 +42,8 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gpus": 1, "device": "cpu"}, "Workers with gpus compute on cuda, not on cpu"),
     ],
 )
-def test_what_cannot_be(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         config.experiment(SMALL | settings)
 
 
@@ -52,7 +52,7 @@ def job(**settings: Any) -> build.SimulatedRun:
     return prepare(experiment, federation_of(experiment))
 
 
-def test_a_gpu_of_workers_needs_a_share() -> None:
+def test_cuda_on_ray_needs_gpus() -> None:
     with pytest.raises(
         UsageError,
         match="Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes",
@@ -60,13 +60,13 @@ def test_a_gpu_of_workers_needs_a_share() -> None:
         job(device="cuda")
 
 
-def test_the_server_stays_on_the_cpu_and_workers_are_told_of_theirs() -> None:
-    """No GPU has to be here for it."""
+def test_the_server_stays_on_the_cpu_and_workers_get_their_share() -> None:
+    """This needs no GPU."""
     with_gpus, without = job(gpus=0.25), job()
     assert (with_gpus.experiment.device, with_gpus.experiment.gpus) == ("cuda", 0.25)
     assert (without.experiment.device, without.experiment.gpus) == ("cpu", None)
-    for one in (with_gpus, without):
-        assert one.device.type == one.parties[0].data.train.x.device.type == "cpu"
+    for prepared in (with_gpus, without):
+        assert prepared.device.type == prepared.parties[0].data.train.x.device.type == "cpu"
     assert 'device = "cuda"' in with_gpus.recipe().settings
     assert 'device = "cpu"' in without.recipe().settings
     assert "gpus" not in with_gpus.recipe().settings
@@ -74,14 +74,14 @@ def test_the_server_stays_on_the_cpu_and_workers_are_told_of_theirs() -> None:
         "Nothing was ever tested on cuda: compare a few rounds without --gpus first."
         in with_gpus.warnings()
     )
-    again = config.experiment(with_gpus.experiment.model_dump())  # as a resumed run has it
+    again = config.experiment(with_gpus.experiment.model_dump())  # as in a resumed run
     assert prepare(again, with_gpus.federation).experiment == with_gpus.experiment
 
 
-def test_runs_differ_in_where_they_are_computed_only() -> None:
+def test_gpus_is_no_difference_between_runs() -> None:
     assert {"gpus", "engine", "workers", "device", "partial_sums"} == config.WHERE
 
 
-def test_the_calls_take_it() -> None:
+def test_python_functions_take_gpus() -> None:
     with pytest.raises(UsageError, match="needs --engine ray"):
         comity.run("fedavg", data="digits", gpus=0.5)

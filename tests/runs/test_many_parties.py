@@ -34,25 +34,23 @@ SMALL: dict[str, Any] = {
 
 def federation(parties: int) -> comity.Federation:
     count = 3 * parties
-    made = Dataset("many", torch.arange(2.0 * count).view(count, 2), torch.arange(count) % 2, 2)
-    return made.partition("iid", parties=parties, validation=0)
+    dataset = Dataset("many", torch.arange(2.0 * count).view(count, 2), torch.arange(count) % 2, 2)
+    return dataset.partition("iid", parties=parties, validation=0)
 
 
-def prepared(parties: int) -> tuple[int, float]:
-    """How many functions are called, and seconds, to prepare a run of so many parties (the best of
-    three).
-    """
+def preparation_cost(parties: int) -> tuple[int, float]:
+    """Function calls and seconds that preparing a run of so many parties takes (best of three)."""
     fed = federation(parties)
     experiment = config.experiment(
         {"model": "linear", "engine": "loop", "participation": 0.01, "newcomers": 2}
     )
     calls = 0
 
-    def counted(frame: Any, event: str, arg: Any) -> None:
+    def count_calls(frame: Any, event: str, arg: Any) -> None:
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    sys.setprofile(counted)
+    sys.setprofile(count_calls)
     try:
         prepare(experiment, fed)
     finally:
@@ -67,33 +65,35 @@ def prepared(parties: int) -> tuple[int, float]:
 
 @pytest.mark.long
 def test_preparing_is_linear() -> None:
-    """Calls are counted; what happens within one (a slice of all names) shows in seconds only,
-    where it is given much room.
+    """Function calls are counted. Work inside one call (such as a slice of all names) shows only in
+    seconds, which have a wide margin.
     """
-    few, many = prepared(500), prepared(4_000)
+    few, many = preparation_cost(500), preparation_cost(4_000)
     assert many[0] < 8.5 * few[0]
     assert many[1] < 24 * few[1]
 
 
 def test_a_share_evaluates_and_in_the_end_all_do(tmp_path: Path) -> None:
     result = comity.run("scaffold", out=tmp_path / "run", eval_share=0.25, **SMALL)
-    heard = Counter(
+    evaluations_by_round = Counter(
         row.round for row in result.metrics if row.metric == "accuracy" and row.split == "test"
     )
-    assert heard == {0: 2, 1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 8}
-    drawn = {
+    assert evaluations_by_round == {0: 2, 1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 8}
+    parties_by_round = {
         t: {row.party for row in result.metrics if row.round == t and row.split == "test"}
         for t in range(6)
     }
-    assert len(set().union(*drawn.values())) > 4, "others each time"
-    assert result.summary["accuracy"]["best_round"]["round"] == 6, "of others not all were heard"
+    assert len(set().union(*parties_by_round.values())) > 4, "a new sample each time"
+    assert result.summary["accuracy"]["best_round"]["round"] == 6, (
+        "in other rounds not all parties were evaluated"
+    )
     assert result.summary["accuracy"]["as_of"] == {}
     assert SHARE in warning_texts(result.summary, "during")
     assert len([row for row in result.metrics if row.split == "pooled"]) <= 1
     evaluated = Counter(
         row.round for row in result.ledger if row.kind == "eval" and row.dst == "server"
     )
-    assert evaluated == heard
+    assert evaluated == evaluations_by_round
 
 
 def test_a_share_changes_nothing_but_who_evaluates(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_a_share_changes_nothing_but_who_evaluates(tmp_path: Path) -> None:
 def test_who_evaluates_does_not_depend_on_who_is_left_out(tmp_path: Path) -> None:
     all_ = comity.run("solo", out=tmp_path / "all", eval_share=0.5, **SMALL)
     less = comity.run("solo", out=tmp_path / "less", eval_share=0.5, without=("p0", "p3"), **SMALL)
-    kept = {
+    expected = {
         (row.round, row.party) for row in all_.metrics if row.party not in ("p0", "p3", "server")
     }
-    assert {(row.round, row.party) for row in less.metrics if row.party != "server"} == kept
+    assert {(row.round, row.party) for row in less.metrics if row.party != "server"} == expected
 
 
 def test_patience_needs_everybody() -> None:
@@ -125,13 +125,13 @@ def test_patience_needs_everybody() -> None:
 
 def test_a_ledger_of_many_adds_up() -> None:
     apart, summed = Ledger(), Ledger(summed=True)
-    for one in (apart, summed):
+    for ledger in (apart, summed):
         for i in range(3):
-            one.charge(1, "local", "server", f"p{i}", "down", 100)
+            ledger.charge(1, "local", "server", f"p{i}", "down", 100)
         for i in range(3):
-            one.charge(1, "local", f"p{i}", "server", "up", 10 + i)
-        one.charge(1, "swap", "p0", "p2", "peer", 7)
-        one.charge(1, "swap", "p1", "p2", "peer", 0)
+            ledger.charge(1, "local", f"p{i}", "server", "up", 10 + i)
+        ledger.charge(1, "swap", "p0", "p2", "peer", 7)
+        ledger.charge(1, "swap", "p1", "p2", "peer", 0)
     assert summed.take() == [
         Charge(1, "local", "server", EVERYBODY, "down", 300),
         Charge(1, "local", EVERYBODY, "server", "up", 33),
@@ -185,7 +185,7 @@ def test_a_resumed_ledger_of_many_is_the_same(
     assert (again.folder / "ledger.csv").read_bytes() == (whole.folder / "ledger.csv").read_bytes()
 
 
-def test_no_party_is_called_parties() -> None:
+def test_a_party_named_parties_is_refused() -> None:
     x, y = torch.rand(20, 3), torch.arange(20) % 2
     with pytest.raises(UsageError, match="stands for all parties together"):
         comity.Federation.from_arrays({"Parties": (x, y), "b": (x, y)})

@@ -1,4 +1,6 @@
-"""A party that diverges: it is named, with round and work, and nobody else suffers from it."""
+"""A party that diverges: the error names it with round and party function, and no other party is
+affected.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +30,23 @@ WILD: dict[str, Any] = {
     "text", over_methods(c for c in compositions() if c != "centralized"), ids=short
 )
 def test_only_the_one_that_diverges_is_named(text: str, tmp_path: Path) -> None:
-    """In every method: its replies are left out, it goes back to what it was, and all models stay
-    finite.
+    """In every method: its replies are left out, it returns to its earlier state, and all models
+    stay finite.
     """
     result = run(text, tmp_path, **WILD)
     assert result.summary["absent"].keys() == {"east"}
     assert result.summary["absent"]["east"].keys() == {"nonfinite"}
     own_step = (
         ["east"] if text == "per-fedavg" else []
-    )  # it adapts by its own lr what it deploys, and that is told
+    )  # it adapts its deployed model with its own lr, and a warning says so
     assert result.summary["diverged"] == own_step
     assert result.summary["discarded"] == []
     assert all(is_finite(theta) for name, theta in weights(result).items() if name not in own_step)
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "process"])
-def test_a_run_can_stop_there(engine: str, tmp_path: Path) -> None:
-    """The sentence names the party, the round, the work and the first tensor."""
+def test_on_diverge_stop_ends_the_run(engine: str, tmp_path: Path) -> None:
+    """The sentence names the party, the round, the party function and the first tensor."""
     sentence = (
         r"east has values that are not finite in round 1 \(theta\.fc1\.weight of its reply, after"
         r" local\): give it a smaller lr"
@@ -53,8 +55,8 @@ def test_a_run_can_stop_there(engine: str, tmp_path: Path) -> None:
         run("fedavg", tmp_path, on_nonfinite="stop", engine=engine, **WILD)
 
 
-def test_what_a_party_keeps_is_looked_at_too(tmp_path: Path) -> None:
-    """SOLO sends nothing: its party's own model shows it."""
+def test_a_partys_state_is_checked_too(tmp_path: Path) -> None:
+    """SOLO sends nothing: the party's own model is checked."""
     with pytest.raises(
         ComityError,
         match=r"east has values that are not finite in round 1 \(.*of its state, after local\)",
@@ -64,9 +66,9 @@ def test_what_a_party_keeps_is_looked_at_too(tmp_path: Path) -> None:
     assert [tuple(row) for row in rows] == [("east", t, "local", "nonfinite", 0) for t in (1, 2)]
 
 
-def test_if_everybody_diverges_rounds_are_void(tmp_path: Path) -> None:
-    """Nothing ruined is ever kept: the models are those that the run began with, and the summary
-    says so.
+def test_rounds_in_which_every_party_diverges_are_discarded(tmp_path: Path) -> None:
+    """No value that is not finite is kept: the models are the initial ones, and the summary says
+    so.
     """
     result = run("fedavg", tmp_path, **WILD | {"party": {}, "lr": 1e20})
     assert [v["round"] for v in result.summary["discarded"]] == [1, 2]
@@ -74,7 +76,7 @@ def test_if_everybody_diverges_rounds_are_void(tmp_path: Path) -> None:
 
 
 def test_a_server_that_overflows_keeps_what_it_had(tmp_path: Path) -> None:
-    """Finite replies can have a sum that is not: such a round is void, or the end."""
+    """Finite replies can have an infinite sum: such a round is discarded, or ends the run."""
     big = tmp_path / "big.py"
     big.write_text(
         "import torch\n"
@@ -96,9 +98,9 @@ def test_a_server_that_overflows_keeps_what_it_had(tmp_path: Path) -> None:
         run(str(big), tmp_path / "stop", on_nonfinite="stop", **settings)
 
 
-def test_ruined_parcels_stay_closed(tmp_path: Path) -> None:
-    """What passes between parties is not seen by the server: the recipient leaves it closed, and
-    says whose it was.
+def test_sealed_messages_that_are_not_finite_stay_closed(tmp_path: Path) -> None:
+    """The server cannot read what passes between parties: the recipient leaves such a message
+    closed, and names its sender.
     """
     gift = tmp_path / "gift.py"
     gift.write_text(
@@ -120,7 +122,7 @@ def test_ruined_parcels_stay_closed(tmp_path: Path) -> None:
 
 @record
 class Mixed:
-    """Whatever a message may hold."""
+    """Every kind of value that a message may hold."""
 
     numbers: list[Any]
     words: str
@@ -145,7 +147,7 @@ def test_where_it_is_not_finite(bad: float) -> None:
         assert first_not_finite(ruined) == "theta.b.c"
 
 
-def test_a_sum_that_overflows_is_looked_at_closely() -> None:
+def test_finite_values_whose_sum_overflows_are_accepted() -> None:
     assert is_finite(Model({"w": torch.full((1000,), 3e38)}))
     assert is_finite(Model({"w": torch.full((1000,), 6e4, dtype=torch.float16)}))
     assert not is_finite(Model({"w": torch.tensor([math.inf, -math.inf])}))

@@ -1,5 +1,5 @@
-"""Parties that are away, replies that are lost: no state at the server or at a party becomes wrong,
-and all is said.
+"""Parties that are offline and replies that are lost: no state at the server or at a party becomes
+wrong, and the run reports every absence.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from comity.wire.codec import encode
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 
 
-def learned(result: comity.Result) -> tuple[Any, ...]:
-    """All that a run learned: figures and models, to the bit."""
+def figures_and_models(result: comity.Result) -> tuple[Any, ...]:
+    """Figures and models of a run, to compare bit for bit."""
     return (
         result.metrics,
         {n: encode(Model(theta)) for n, theta in weights(result).items()},
@@ -43,20 +43,20 @@ def learned(result: comity.Result) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("text", over_methods(compositions()), ids=short)
 def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path) -> None:
-    """The party goes back to what it was: nobody's model tells the two apart, in any method.
-    Evaluations are not lost.
+    """The party returns to its earlier state, so that no model differs, in any method. Evaluations
+    are not lost.
     """
-    works = [w for a in _owners(text) for w in _runner(a)]
-    found = {}
+    functions = [w for a in _method_chain(text) for w in _party_functions(a)]
+    results = {}
     for kind in ("offline", "lost"):
         lines = [
             f"{party},{t},{function},{kind}"
-            for function in works
+            for function in functions
             for party, t in (("east", 1), ("north", 2), ("west", 2))
         ]
-        found[kind] = run(text, tmp_path / kind, absent=plan(tmp_path / kind, *lines), **QUICK)
-    assert learned(found["offline"]) == learned(found["lost"])
-    kinds = {(a.party, a.round, a.how) for a in absences(found["lost"])}
+        results[kind] = run(text, tmp_path / kind, absent=plan(tmp_path / kind, *lines), **QUICK)
+    assert figures_and_models(results["offline"]) == figures_and_models(results["lost"])
+    kinds = {(a.party, a.round, a.how) for a in absences(results["lost"])}
     assert kinds == (
         set()
         if text == "centralized"
@@ -66,31 +66,31 @@ def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path
 
 @pytest.mark.parametrize(
     "text", over_methods(compositions()[::3]), ids=short
-)  # of a state that is wrong, the test above would tell
-def test_whoever_comes_and_goes(text: str, tmp_path: Path) -> None:
-    """Away at the start, lost in between, away at the end with its evaluation: the run ends, and
-    everybody is in the summary.
+)  # the test above detects wrong states
+def test_parties_that_are_absent_at_different_times(text: str, tmp_path: Path) -> None:
+    """Offline at the start, lost in between, offline at the end with its evaluation: the run ends,
+    and every party is in the summary.
     """
     absent = plan(
         tmp_path, "north,0,,offline", "south,2,,lost", "west,3-,,offline", "east,1,evaluate,lost"
     )
     result = run(text, tmp_path / "run", absent=absent, **QUICK)
-    got = result.summary["accuracy"]
-    assert set(got["per_party"]) == {"north", "east", "south", "west"}
-    assert got["as_of"] == {"west": 2}
+    accuracy = result.summary["accuracy"]
+    assert set(accuracy["per_party"]) == {"north", "east", "south", "west"}
+    assert accuracy["as_of"] == {"west": 2}
     assert not result.summary["diverged"]
     assert {a.party for a in absences(result) if a.call == "evaluate"} >= {"west", "east"}
     assert result.summary["absent"]["west"]["offline"] >= 1
 
 
-def _owners(text: str) -> list[Any]:
+def _method_chain(text: str) -> list[Any]:
     from comity import algorithms
     from comity.core.wrapper import chain
 
     return chain(algorithms.compose(text))
 
 
-def _runner(algorithm: Any) -> list[str]:
+def _party_functions(algorithm: Any) -> list[str]:
     import inspect
 
     return [name for name, _ in inspect.getmembers(type(algorithm), inspect.iscoroutinefunction)]
@@ -100,7 +100,7 @@ def _runner(algorithm: Any) -> list[str]:
 
 
 def test_scaffolds_variates_stay_in_balance(tmp_path: Path) -> None:
-    """c = mean of all c_i (l.17): a party whose reply was lost may not have moved its own."""
+    """c = mean of all c_i (l.17): a party whose reply was lost must not have changed its own."""
     result = run("scaffold", tmp_path / "run", absent=plan(tmp_path, "east,2,local,lost"), **QUICK)
     server = RunFolder(result.folder).checkpoints()
     server.load()
@@ -113,17 +113,17 @@ def test_scaffolds_variates_stay_in_balance(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["fedavg+dbe", "fedavg+mr", "scaffold+dbe", "fedgen(gen_steps=5)+dbe"]
 )
-def test_who_missed_the_start_is_told_what_it_missed(text: str, tmp_path: Path) -> None:
-    """Before it trains: towards a consensus of 0 it would be pulled for ever."""
+def test_a_party_that_missed_the_start_catches_up(text: str, tmp_path: Path) -> None:
+    """It catches up before it trains: otherwise it would be pulled towards a consensus of 0."""
     result = run(text, tmp_path / "run", absent=plan(tmp_path, "east,0-1,,offline"), **QUICK)
     consensus = {name: result.state(name).extra.z for name in ragged().names}
     assert consensus["east"].abs().sum() > 0
     assert all(torch.equal(z, consensus["north"]) for z in consensus.values())
-    agreed = [row for row in result.ledger if row.call == "agree" and row.dst == "east"]
-    assert {row.round for row in agreed} == {2}
+    consensus_rows = [row for row in result.ledger if row.call == "agree" and row.dst == "east"]
+    assert {row.round for row in consensus_rows} == {2}
 
 
-def test_who_cannot_be_told_is_not_asked(tmp_path: Path) -> None:
+def test_a_party_that_cannot_catch_up_is_not_called(tmp_path: Path) -> None:
     absent = plan(tmp_path, "east,0,,offline", "east,1,agree,lost", "east,2,agree,offline")
     result = run("fedavg+dbe", tmp_path / "run", absent=absent, **QUICK)
     waited = [(a.round, a.call, a.how) for a in absences(result) if a.round]
@@ -136,7 +136,7 @@ def test_who_cannot_be_told_is_not_asked(tmp_path: Path) -> None:
     assert result.state("east").extra.z.abs().sum() > 0
 
 
-def test_the_pool_gets_what_was_not_there_at_the_start(tmp_path: Path) -> None:
+def test_centralized_pools_data_that_was_missing_at_the_start(tmp_path: Path) -> None:
     result = run(
         "centralized", tmp_path / "run", absent=plan(tmp_path, "east,0-1,,offline"), **QUICK
     )
@@ -144,8 +144,8 @@ def test_the_pool_gets_what_was_not_there_at_the_start(tmp_path: Path) -> None:
     assert handed == {(0, "north"), (0, "south"), (0, "west"), (2, "east")}
 
 
-def test_silence_at_the_end_does_not_end_the_run(tmp_path: Path) -> None:
-    """A method's last step is discarded if nobody is there: models are as before it, and the
+def test_nobody_online_in_finish_does_not_fail_the_run(tmp_path: Path) -> None:
+    """A method's last step is discarded if nobody replies: models stay as before it, and the
     summary says so.
     """
     whole = run("fedbabu", tmp_path / "whole", **QUICK)
@@ -157,7 +157,7 @@ def test_silence_at_the_end_does_not_end_the_run(tmp_path: Path) -> None:
     assert result.summary["accuracy"]["mean"] == result.summary["accuracy"]["unfinished"]
 
 
-def test_nobody_at_the_start_is_said(tmp_path: Path) -> None:
+def test_nobody_online_at_the_start_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         ComityError, match="The run cannot begin: no party answered mean in round 0"
     ):
@@ -169,20 +169,20 @@ def test_nobody_at_the_start_is_said(tmp_path: Path) -> None:
         )
 
 
-def test_who_was_never_heard_has_no_figure(tmp_path: Path) -> None:
+def test_a_party_that_was_never_evaluated_has_no_figure(tmp_path: Path) -> None:
     result = run("fedavg", tmp_path / "run", absent=plan(tmp_path, "west,*,,offline"), **QUICK)
-    got = result.summary["accuracy"]
-    assert got["per_party"]["west"] is None
-    assert got["as_of"] == {"west": None}
-    assert got["global"] is None
-    assert got["best_round"] is None
-    assert "west" not in {got["best_party"], got["worst_party"]}
+    accuracy = result.summary["accuracy"]
+    assert accuracy["per_party"]["west"] is None
+    assert accuracy["as_of"] == {"west": None}
+    assert accuracy["global"] is None
+    assert accuracy["best_round"] is None
+    assert "west" not in {accuracy["best_party"], accuracy["worst_party"]}
     everybody = plan(tmp_path / "all", *(f"{p},*,evaluate,offline" for p in ragged().names))
     with pytest.raises(ComityError, match="No party reported a figure"):
         run("fedavg", tmp_path / "none", absent=everybody, **QUICK)
 
 
-def test_a_round_is_best_only_if_everybody_was_heard(tmp_path: Path) -> None:
+def test_the_best_round_needs_every_partys_evaluation(tmp_path: Path) -> None:
     """Without its worst party a round looks better than it is."""
     free = run("solo", tmp_path / "free", **QUICK)
     per = free.summary["accuracy"]["per_party"]
@@ -202,13 +202,13 @@ def test_a_round_is_best_only_if_everybody_was_heard(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["scaffold", "adcol(hidden=8)", "fed-sps", "fedufo", "fedavg+dbe", "relay"]
 )
-def test_a_round_with_too_few_is_void_for_everybody(text: str, tmp_path: Path) -> None:
-    """All its exchanges, also those that had enough: the models after it are those before it."""
+def test_a_round_with_too_few_replies_is_discarded_for_all(text: str, tmp_path: Path) -> None:
+    """All its calls are discarded, also those with enough replies: the models stay as before it."""
     few = plan(tmp_path, "east,2-3,local,lost")
     result = run(text, tmp_path / "run", absent=few, min_replies=4, **QUICK)
-    works = [w for a in _owners(text) for w in _runner(a)]
+    functions = [w for a in _method_chain(text) for w in _party_functions(a)]
     nobody = plan(
-        tmp_path / "none", *(f"{p},2-3,{w},offline" for p in ragged().names for w in works)
+        tmp_path / "none", *(f"{p},2-3,{w},offline" for p in ragged().names for w in functions)
     )
     silent = run(text, tmp_path / "silent", absent=nobody, **QUICK)
     assert [v["round"] for v in result.summary["discarded"]] == [2, 3]
@@ -235,45 +235,45 @@ def test_more_replies_than_parties_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["scaffold+dbe", "adcol(hidden=8)", "fed-sps", "feduad"])
 @pytest.mark.parametrize("engine", ["stacked", "process"])
 def test_engines_agree_on_absences(text: str, engine: str, tmp_path: Path) -> None:
-    given = QUICK | {"absent": plan(tmp_path, *EVENTS), "opt_state": "reset"}
-    one = run(text, tmp_path / "loop", **given)
-    other = run(text, tmp_path / engine, **given | {"engine": engine, "workers": 2})
-    assert (one.folder / "absences.csv").read_bytes() == (
+    settings = QUICK | {"absent": plan(tmp_path, *EVENTS), "opt_state": "reset"}
+    loop = run(text, tmp_path / "loop", **settings)
+    other = run(text, tmp_path / engine, **settings | {"engine": engine, "workers": 2})
+    assert (loop.folder / "absences.csv").read_bytes() == (
         other.folder / "absences.csv"
     ).read_bytes()
-    assert (one.folder / "ledger.csv").read_bytes() == (other.folder / "ledger.csv").read_bytes()
+    assert (loop.folder / "ledger.csv").read_bytes() == (other.folder / "ledger.csv").read_bytes()
     if engine == "process":
-        assert learned(one) == learned(other)
+        assert figures_and_models(loop) == figures_and_models(other)
 
 
 def test_states_on_disk_are_undone_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With room for no state at all, each version has its own place in the spill file."""
-    given = QUICK | {"absent": plan(tmp_path, *EVENTS)}
-    one = run("adcol(hidden=8)", tmp_path / "memory", **given)
+    settings = QUICK | {"absent": plan(tmp_path, *EVENTS)}
+    in_memory = run("adcol(hidden=8)", tmp_path / "memory", **settings)
     monkeypatch.setenv("COMITY_STATE_BYTES", "0")
-    other = run("adcol(hidden=8)", tmp_path / "file", **given)
-    assert learned(one) == learned(other)
+    other = run("adcol(hidden=8)", tmp_path / "file", **settings)
+    assert figures_and_models(in_memory) == figures_and_models(other)
 
 
-def test_what_happened_can_be_played_again(tmp_path: Path) -> None:
-    """A run's own table of absences is a plan: the same run comes of it, bit for bit."""
-    one = run("scaffold+dbe", tmp_path / "one", absent=plan(tmp_path, *EVENTS), **QUICK)
+def test_a_runs_absences_can_be_replayed(tmp_path: Path) -> None:
+    """A run's table of absences is a plan that gives the same run, bit for bit."""
+    original = run("scaffold+dbe", tmp_path / "one", absent=plan(tmp_path, *EVENTS), **QUICK)
     again = run(
-        "scaffold+dbe", tmp_path / "again", absent=str(one.folder / "absences.csv"), **QUICK
+        "scaffold+dbe", tmp_path / "again", absent=str(original.folder / "absences.csv"), **QUICK
     )
     for name in ("metrics.csv", "ledger.csv", "absences.csv", "outcomes.csv"):
-        assert (one.folder / name).read_bytes() == (again.folder / name).read_bytes()
+        assert (original.folder / name).read_bytes() == (again.folder / name).read_bytes()
 
 
 def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped after every round, with the user's table long gone: the folder has its own copy, and
-    who waits is known.
+    """StopRun after every round, when the user's table is already deleted: the folder has its own
+    copy, and knows who still has to catch up.
     """
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     table = plan(tmp_path, *EVENTS, "east,1,agree,offline")
     whole = run("scaffold+dbe", tmp_path / "whole", absent=table, **QUICK)
 
-    class Stopped(Exception): ...
+    class StopRun(Exception): ...
 
     class Stops:
         """Ends the run after one round."""
@@ -282,31 +282,34 @@ def test_a_resumed_run_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.Monkey
         def add_replies(self, count: int) -> None: ...
         def end(self) -> None: ...
         def round(self, t: int, accuracy: Any, ledger: Any) -> None:
-            raise Stopped
+            raise StopRun
 
     folder = tmp_path / "stopped"
-    with pytest.raises(Stopped):
+    with pytest.raises(StopRun):
         run("scaffold+dbe", folder, absent=table, progress=Stops(), **QUICK)
     Path(table).unlink()
     for _ in range(3):
-        with pytest.raises(Stopped):
+        with pytest.raises(StopRun):
             resume_in(reopen(folder, ragged()), folder, Stops())
     result = resume_in(reopen(folder, ragged()), folder, Stops())
-    assert learned(result) == learned(whole)
+    assert figures_and_models(result) == figures_and_models(whole)
     assert (folder / "absences.csv").read_bytes() == (whole.folder / "absences.csv").read_bytes()
     for name in ("absent", "discarded"):
         assert result.summary[name] == whole.summary[name]
 
 
-def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
-    given = QUICK | {"absent": "random(offline=0.3,lost=0.2)", "rounds": 6}
-    one, other = run("fedavg", tmp_path / "a", **given), run("fedavg", tmp_path / "b", **given)
-    assert absences(one) == absences(other)
-    kinds = [a.how for a in absences(one)]
+def test_random_absences_depend_on_the_seed_only(tmp_path: Path) -> None:
+    settings = QUICK | {"absent": "random(offline=0.3,lost=0.2)", "rounds": 6}
+    first, other = (
+        run("fedavg", tmp_path / "a", **settings),
+        run("fedavg", tmp_path / "b", **settings),
+    )
+    assert absences(first) == absences(other)
+    kinds = [a.how for a in absences(first)]
     assert {"offline", "lost"} == set(kinds)
     assert 0.2 < len(kinds) / 24 < 0.8
-    assert not one.summary["accuracy"]["as_of"], "everybody evaluates"
-    assert absences(run("fedavg", tmp_path / "c", seed=1, **given)) != absences(one)
+    assert not first.summary["accuracy"]["as_of"], "everybody evaluates"
+    assert absences(run("fedavg", tmp_path / "c", seed=1, **settings)) != absences(first)
 
 
 @pytest.mark.parametrize(
@@ -330,20 +333,20 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(
+def test_an_invalid_plan_is_refused(
     lines: list[str], heads: str, sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         run("fedavg", tmp_path / "run", absent=plan(tmp_path, *lines, heads=heads))
 
 
-@pytest.mark.parametrize("wish", ["nothing.csv", "random(offline=2)", "random()", "sometimes"])
-def test_a_wish_that_is_no_plan_is_refused(wish: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("absent", ["nothing.csv", "random(offline=2)", "random()", "sometimes"])
+def test_an_invalid_absent_setting_is_refused(absent: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
-        run("fedavg", tmp_path / "run", absent=wish)
+        run("fedavg", tmp_path / "run", absent=absent)
 
 
-def test_a_plan_for_works_that_are_not_there_says_so(tmp_path: Path) -> None:
+def test_a_plan_for_unknown_party_functions_warns(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning,
         match="the plan of absences names 'assist', which is no party function of this method",
@@ -371,9 +374,9 @@ def message_of(s: Site, after: CallId | None) -> Message:
     )
 
 
-def test_asking_twice_gives_the_same_reply() -> None:
-    """The call names the state that it is for, and a work is a function of that: no reply need be
-    kept to be repeated.
+def test_a_repeated_call_gives_the_same_reply() -> None:
+    """The call names the state that it is for, and a party function depends on that alone: no reply
+    has to be stored to be repeated.
     """
     s = site()
     first, second = CallId("local", 0, 1, 0), CallId("local", 0, 2, 0)
@@ -419,14 +422,14 @@ def test_the_summary_counts_absences(tmp_path: Path) -> None:
         absent=plan(tmp_path, "east,1-2,local,lost", "west,3,local,offline"),
         **QUICK,
     )
-    written = json.loads((result.folder / "summary.json").read_text())
-    assert written["absent"] == {"east": {"lost": 2}, "west": {"offline": 1}}
-    assert written["discarded"] == []
+    summary = json.loads((result.folder / "summary.json").read_text())
+    assert summary["absent"] == {"east": {"lost": 2}, "west": {"offline": 1}}
+    assert summary["discarded"] == []
     assert (result.folder / "absences.csv").read_text() == (
         "party,round,call,how,occurrence\neast,1,local,lost,0\neast,2,local,lost,0\nwest,3,local,offline,0\n"
     )
 
 
 def test_states_of_earlier_versions_can_be_read() -> None:
-    """The record of a party's state lived elsewhere when they were saved."""
+    """The class of a party's state was in another module when they were saved."""
     assert record_type("comity.engines.site:PartyState") is PartyState

@@ -1,5 +1,5 @@
-"""Runs that end when they get no better: at the round that the rule says, and otherwise as if it
-had been asked for.
+"""Runs that end early when they stop improving: at the round that the rule gives, and otherwise as
+if that number of rounds had been set.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ def outcome(result: comity.Result) -> Outcome:
     return tables(result.folder), weights(result), summary
 
 
-def assert_same(one: Outcome, two: Outcome) -> None:
-    assert one[0] == two[0]
-    assert one[2] == two[2]
-    for party, theta in one[1].items():
-        assert all(torch.equal(value, two[1][party][name]) for name, value in theta.items())
+def assert_same(first: Outcome, second: Outcome) -> None:
+    assert first[0] == second[0]
+    assert first[2] == second[2]
+    for party, theta in first[1].items():
+        assert all(torch.equal(value, second[1][party][name]) for name, value in theta.items())
 
 
 def right_by_round(result: comity.Result, split: str) -> dict[int, int]:
-    """How many samples all parties together had right, at each evaluated round."""
+    """The number of correct samples of all parties at each evaluated round."""
     sizes = {
         name: len(getattr(party, split)) for name, party in result.job.federation.parties.items()
     }
-    found: dict[int, int] = {}
+    correct: dict[int, int] = {}
     for row in result.metrics:
         if row.metric == "accuracy" and row.split == split and row.party in sizes:
-            found[row.round] = found.get(row.round, 0) + round(row.value * sizes[row.party])
-    return found
+            correct[row.round] = correct.get(row.round, 0) + round(row.value * sizes[row.party])
+    return correct
 
 
-def expected(right: dict[int, int], patience: int, rounds: int = MANY) -> int:
-    """The rule, read slowly: no better for so many rounds, and then one more."""
+def expected_last_round(right: dict[int, int], patience: int, rounds: int = MANY) -> int:
+    """The rule step by step: no improvement for `patience` rounds, and then one more round."""
     for t in range(1, rounds):
         best = max(right[k] for k in range(t + 1))
         first = min(k for k in range(t + 1) if right[k] == best)
@@ -115,14 +115,14 @@ def ends(accuracies: list[float], patience: int | None, rounds: int) -> int:
             [0.5, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9],
             1,
             2,
-        ),  # equal is no better; one round more, whatever it brings
+        ),  # an equal accuracy is no improvement; one more round, whatever its accuracy
         (
             [0.5, 0.4, 0.6, 0.5, 0.6, 0.9, 0.9],
             2,
             5,
         ),  # best in round 2, not in 3 and 4, so 5 is the last
         ([0.5, 0.4, 0.6, 0.5, 0.7, 0.6, 0.6], 2, 6),
-        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, 4),  # nothing right at all counts like any other
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, 4),  # an accuracy of 0 counts like any other
         ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 5, 6),
         ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 6, 6),
         ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 100, 6),
@@ -135,30 +135,30 @@ def test_the_rule_by_hand(accuracies: list[float], patience: int | None, last: i
 
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=20), st.integers(1, 6))
-def test_the_rule_is_the_one_that_is_told(right: list[int], patience: int) -> None:
+def test_the_implementation_follows_the_rule(right: list[int], patience: int) -> None:
     rounds = len(right) - 1
-    assert ends([r / 4 for r in right], patience, rounds) == expected(
+    assert ends([r / 4 for r in right], patience, rounds) == expected_last_round(
         dict(enumerate(right)), patience, rounds
     )
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=20), st.integers(1, 6), st.integers(1, 5))
-def test_rounds_that_nobody_judged_are_not_counted(
-    right: list[int], patience: int, every: int
+def test_rounds_without_evaluation_are_not_counted(
+    right: list[int], patience: int, eval_every: int
 ) -> None:
-    """It ends with the round after an evaluation at which the best one was so many rounds ago."""
+    """It ends one round after an evaluation when the best one was `patience` rounds ago."""
     rounds = len(right) - 1
     schedule, t = Schedule(rounds, patience), -1
     while t < schedule.rounds:
         t += 1
         schedule.enter(t)
-        if t % every == 0:
+        if t % eval_every == 0:
             schedule.record(t, right[t] / 4)
     last = rounds
-    for j in range(0, rounds, every):
-        best = max(right[0 : j + 1 : every])
-        if j - every * right[0 : j + 1 : every].index(best) >= patience:
+    for j in range(0, rounds, eval_every):
+        best = max(right[0 : j + 1 : eval_every])
+        if j - eval_every * right[0 : j + 1 : eval_every].index(best) >= patience:
             last = j + 1
             break
     assert t == last
@@ -166,7 +166,7 @@ def test_rounds_that_nobody_judged_are_not_counted(
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=20), st.integers(1, 6), st.data())
-def test_a_course_goes_on_from_what_it_wrote(
+def test_early_stopping_resumes_from_its_saved_state(
     right: list[int], patience: int, data: st.DataObject
 ) -> None:
     """Through JSON, after any round."""
@@ -181,7 +181,7 @@ def test_a_course_goes_on_from_what_it_wrote(
             saved = json.loads(json.dumps(schedule.dump()))
             schedule = Schedule(rounds, patience)
             schedule.load(saved)
-    assert t == expected(dict(enumerate(right)), patience, rounds)
+    assert t == expected_last_round(dict(enumerate(right)), patience, rounds)
 
 
 # --- runs
@@ -193,29 +193,30 @@ def test_a_run_ends_where_its_validation_says(text: str, patience: int, tmp_path
     result = go(text, tmp_path, patience=patience)
     last = result.summary["rounds"]
     right = right_by_round(result, "validation")
-    assert sorted(right) == list(range(last + 1))  # every round is judged, the last one too
-    assert expected(right | dict.fromkeys(range(last + 1, MANY), 0), patience) == last
-    assert 1 < last < MANY  # or this shows nothing
+    assert sorted(right) == list(range(last + 1))  # every round is evaluated, the last one too
+    assert expected_last_round(right | dict.fromkeys(range(last + 1, MANY), 0), patience) == last
+    assert 1 < last < MANY  # otherwise the test would show nothing
     assert max(row.round for row in result.ledger) == last
     assert (tmp_path / "outcomes.csv").exists()
     assert f"patience = {patience}\n" in (tmp_path / "config.toml").read_text()
-    assert f"rounds = {MANY}\n" in (tmp_path / "config.toml").read_text()  # what was asked for
+    assert f"rounds = {MANY}\n" in (tmp_path / "config.toml").read_text()  # the requested number
 
 
 def test_without_validation_the_test_part_decides(tmp_path: Path) -> None:
     result = go("fedavg", tmp_path, parties(0.0), patience=1)
     right, last = right_by_round(result, "test"), result.summary["rounds"]
     assert not right_by_round(result, "validation")
-    assert expected(right | dict.fromkeys(range(last + 1, MANY), 0), 1) == last < MANY
+    assert expected_last_round(right | dict.fromkeys(range(last + 1, MANY), 0), 1) == last < MANY
 
 
 def test_the_validation_part_decides_where_there_is_one(tmp_path: Path) -> None:
-    """And the test part does not: by it some of these runs would end elsewhere."""
+    """The test part does not: with it some of these runs would end at another round."""
     differs = 0
     for seed in range(4):
         whole = go("fedavg", tmp_path / f"whole-{seed}", patience=None, rounds=12, seed=seed)
         by = {
-            split: expected(right_by_round(whole, split), 1, 12) for split in ("validation", "test")
+            split: expected_last_round(right_by_round(whole, split), 1, 12)
+            for split in ("validation", "test")
         }
         result = go("fedavg", tmp_path / f"early-{seed}", patience=1, rounds=12, seed=seed)
         assert result.summary["rounds"] == by["validation"]
@@ -231,14 +232,12 @@ def test_the_validation_part_decides_where_there_is_one(tmp_path: Path) -> None:
     "more", [{}, LATE, {"participation": 0.5}], ids=["all", "newcomers", "half"]
 )
 def test_it_is_the_run_of_so_many_rounds(text: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """Row for row, byte for byte and bit for bit, also what comes after the last round (tuning,
-    newcomers).
-    """
+    """Rows, bytes and weights are equal, also those after the last round (tuning, newcomers)."""
     early = go(text, tmp_path / "early", **more)
     last = early.summary["rounds"]
     assert last < MANY
-    told = go(text, tmp_path / "told", rounds=last, **more, patience=None)
-    assert_same(outcome(early), outcome(told))
+    fixed_length = go(text, tmp_path / "told", rounds=last, **more, patience=None)
+    assert_same(outcome(early), outcome(fixed_length))
 
 
 def test_what_follows_the_last_round_follows_an_early_one(tmp_path: Path) -> None:
@@ -255,9 +254,11 @@ def test_what_follows_the_last_round_follows_an_early_one(tmp_path: Path) -> Non
 
 
 def test_endless_patience_changes_nothing(tmp_path: Path) -> None:
-    one, two = (outcome(go("fedavg", tmp_path / str(p), rounds=6, patience=p)) for p in (None, 6))
-    assert_same(one, two)
-    assert one[2]["rounds"] == 6
+    without_patience, with_patience = (
+        outcome(go("fedavg", tmp_path / str(p), rounds=6, patience=p)) for p in (None, 6)
+    )
+    assert_same(without_patience, with_patience)
+    assert without_patience[2]["rounds"] == 6
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedbabu", "scaffold+dbe"])
@@ -290,7 +291,7 @@ def test_stopped_around_the_end(text: str, before_the_end: int, tmp_path: Path) 
 
 @pytest.mark.usefixtures("every_round")
 def test_stopped_at_every_round_one_after_the_other(tmp_path: Path) -> None:
-    """Resumed again and again; what it waits for is never forgotten."""
+    """Resumed again and again; the state of early stopping is never lost."""
     theirs = straight("fedavg")
     for t in range(1, theirs[2]["rounds"] + 1):
         with pytest.raises(KeyboardInterrupt):
@@ -313,7 +314,7 @@ class Stop(Quiet):
 def test_with_an_older_checkpoint(
     saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run had ended already as far as its tables know; the checkpoint is of some rounds before."""
+    """By its tables the run has ended; the checkpoint is some rounds older."""
     theirs = straight("fedavg")
 
     class Save(Stop):
@@ -332,7 +333,7 @@ def test_with_an_older_checkpoint(
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("more", [{}, {"engine": "process", "workers": 2}], ids=["loop", "process"])
 def test_killed(more: dict[str, Any], tmp_path: Path) -> None:
-    """Kill strikes after round 2."""
+    """The process is killed after round 2."""
     fork = multiprocessing.get_context("fork")
     victim = fork.Process(
         target=go, args=("scaffold+dbe", tmp_path), kwargs={"progress": Kill(), **LATE, **more}
@@ -392,11 +393,11 @@ def test_compare_lets_each_method_end_by_itself(
     assert max(rounds.values()) < 40
     run = ("run", "fedavg", *few, "--patience", "2", "--out", tmp_path / "one")
     assert command(monkeypatch, *run) == 0
-    one, all_ = (
+    run_metrics, compare_metrics = (
         folder / "metrics.csv"
         for folder in (tmp_path / "one", tmp_path / "all" / "fedavg" / "seed-0")
     )
-    assert one.read_bytes() == all_.read_bytes()
+    assert run_metrics.read_bytes() == compare_metrics.read_bytes()
     assert command(monkeypatch, "resume", tmp_path / "one") == 0
 
 
@@ -412,9 +413,9 @@ def test_timing_tells_the_memory_of_each_round(more: dict[str, Any], tmp_path: P
     memory = [int(row["memory"]) for row in rows]
     assert memory == sorted(memory)  # the most so far
     with Path("/proc/self/statm").open() as file:
-        mine = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    assert memory[-1] > 0.5 * mine
-    assert memory[-1] < 40 * mine
+        own_memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert memory[-1] > 0.5 * own_memory
+    assert memory[-1] < 40 * own_memory
 
 
 # --- what was wrong once
@@ -431,4 +432,4 @@ def test_a_run_that_gets_better_at_every_evaluation_goes_on() -> None:
 
 def test_evaluations_further_apart_than_patience(tmp_path: Path) -> None:
     result = go("fedavg", tmp_path, eval_every=5, patience=2)
-    assert result.summary["rounds"] > 5  # it was judged once at least
+    assert result.summary["rounds"] > 5  # it was evaluated at least once

@@ -1,6 +1,4 @@
-"""State is data: a run that was stopped at any instant and resumed is, bit for bit, the run that
-was not.
-"""
+"""A run that was stopped at any time and resumed is, bit for bit, the run that was not stopped."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ def every_round(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def straight(text: str, settings: tuple[tuple[str, Any], ...] = ()) -> Outcome:
-    """The run that nobody stopped."""
+    """The run without interruption."""
     with TemporaryDirectory() as folder:
         return outcome(run(text, Path(folder) / "run", **{"rounds": ROUNDS} | dict(settings)))
 
@@ -62,7 +60,7 @@ def outcome(result: comity.Result) -> Outcome:
 
 
 def assert_resumes(text: str, folder: Path, expected_first: int, **settings: Any) -> None:
-    """Continue, make sure that it was continued, and compare everything."""
+    """Resume, assert that the run did not start again, and compare everything."""
     watch = Watch()
     result = run(text, folder, resume=True, progress=watch, **{"rounds": ROUNDS} | settings)
     assert watch.first == expected_first
@@ -93,10 +91,10 @@ def test_stopped_in_the_middle_of_a_round(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.sweep("fedavg", "relay-p2p")
 @pytest.mark.usefixtures("every_round")
-def test_rows_behind_the_checkpoint_are_cut(
+def test_rows_after_the_checkpoint_are_removed(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tables know rounds 2 and 3, the checkpoint only round 1: determinism writes the rest again."""
+    """Tables have rounds 2 and 3, the checkpoint only round 1: the resumed run writes them again."""
     with pytest.raises(KeyboardInterrupt):
         run(
             text,
@@ -113,7 +111,7 @@ def test_rows_behind_the_checkpoint_are_cut(
 @pytest.mark.sweep("scaffold+dbe", "adcol")
 @pytest.mark.usefixtures("every_round")
 def test_stopped_with_half_the_parties_a_round(text: str, tmp_path: Path) -> None:
-    """A party that stayed away since the last checkpoint has its state in an older file."""
+    """A party that has not been sampled since the last checkpoint has its state in an older file."""
     with pytest.raises(KeyboardInterrupt):
         run(text, tmp_path, rounds=ROUNDS, participation=0.5, progress=Interrupt(during=3))
     assert_resumes(text, tmp_path, expected_first=2, participation=0.5)
@@ -150,38 +148,38 @@ def test_stopped_on_processes(text: str, tmp_path: Path) -> None:
 @pytest.mark.sweep("fedufo-3", "scaffold-2")
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize(("text", "after"), [("fedufo", 1), ("fedufo", 3), ("scaffold", 2)])
-def test_parties_live_where_they_lived(text: str, after: int, tmp_path: Path) -> None:
-    """Who shares a worker is trained together, which rounds in its own way; a lost reply leaves a
-    home without a state.
+def test_parties_stay_with_their_workers(text: str, after: int, tmp_path: Path) -> None:
+    """Parties of one worker are trained in one batch, which changes rounding. A lost reply leaves a
+    party without a saved state.
     """
-    lost = tmp_path / "lost.csv"
-    lost.write_text("party,round,call,how\nsouth,1,,lost\nnorth,2,,lost\n")
+    absent_file = tmp_path / "lost.csv"
+    absent_file.write_text("party,round,call,how\nsouth,1,,lost\nnorth,2,,lost\n")
     places = {
         "engine": "stacked",
         "workers": 2,
         "model": "mlp2(width=8)",
         "participation": 0.7,
-        "absent": str(lost),
+        "absent": str(absent_file),
     }
     whole = run(text, tmp_path / "whole", rounds=ROUNDS, **places)
-    stopped = tmp_path / "stopped"
+    stopped_folder = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
-        run(text, stopped, rounds=ROUNDS, progress=Interrupt(during=after + 1), **places)
-    result = run(text, stopped, rounds=ROUNDS, resume=True, **places)
-    assert homes(stopped) == homes(whole.folder)
-    assert tables(stopped) == tables(whole.folder)
+        run(text, stopped_folder, rounds=ROUNDS, progress=Interrupt(during=after + 1), **places)
+    result = run(text, stopped_folder, rounds=ROUNDS, resume=True, **places)
+    assert worker_by_party(stopped_folder) == worker_by_party(whole.folder)
+    assert tables(stopped_folder) == tables(whole.folder)
     for party, theta in weights(whole).items():
         for name, value in theta.items():
             assert torch.equal(weights(result)[party][name], value), f"{name} of {party} differs"
 
 
-def homes(folder: Path) -> dict[str, int]:
-    """Which worker each party lived at when the last checkpoint was made."""
-    told: dict[str, int] = json.loads((folder / "checkpoints" / "manifest.json").read_text())[
+def worker_by_party(folder: Path) -> dict[str, int]:
+    """The worker of each party when the last checkpoint was written."""
+    workers: dict[str, int] = json.loads((folder / "checkpoints" / "manifest.json").read_text())[
         "counters"
     ]["homes"]
-    assert len(set(told.values())) == 2
-    return told
+    assert len(set(workers.values())) == 2
+    return workers
 
 
 @pytest.mark.usefixtures("every_round")
@@ -201,7 +199,7 @@ def test_stopped_twice(text: str, tmp_path: Path) -> None:
 def test_stopped_before_the_first_checkpoint(
     text: str, during: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is lost but time: the run begins again."""
+    """The run begins again."""
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", math.inf)
     with pytest.raises(KeyboardInterrupt):
         run(text, tmp_path, rounds=ROUNDS, progress=Interrupt(during=during))
@@ -212,7 +210,7 @@ def test_stopped_before_the_first_checkpoint(
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("text", ["fedavg+dbe", "solo"])
 def test_stopped_between_the_start_and_round_1(text: str, tmp_path: Path) -> None:
-    """DBE's exchange before round 1 is not made, nor charged, twice."""
+    """DBE's exchange before round 1 is neither made nor charged twice."""
     with pytest.raises(KeyboardInterrupt):
         run(text, tmp_path, rounds=ROUNDS, progress=Interrupt(during=1))
     assert manifest(tmp_path) == 0
@@ -227,13 +225,13 @@ def test_stopped_between_new_states_and_the_manifest(
     """States of round 3 lie beside those of round 2 when the manifest still names round 2."""
     write = write_atomically
 
-    def torn(path: Path, content: str) -> None:
+    def interrupted_write(path: Path, content: str) -> None:
         if path.name == checkpoint.MANIFEST and json.loads(content)["round"] == 3:
             raise KeyboardInterrupt
         write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_atomically", torn)
+        patch.setattr(checkpoint, "write_atomically", interrupted_write)
         with pytest.raises(KeyboardInterrupt):
             run(text, tmp_path, rounds=ROUNDS)
     assert manifest(tmp_path) == 2
@@ -275,8 +273,8 @@ def test_evaluations_further_apart(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("text", ["fedavg", "fedbn"])
 def test_with_a_users_modules(text: str, tmp_path: Path) -> None:
-    """They are given again, and continue from the checkpoint, not from where the objects happen to
-    be.
+    """The user passes them again, and they continue from the checkpoint, not from the weights that
+    the objects have.
     """
     pair = (
         nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()),
@@ -291,18 +289,18 @@ def test_with_a_users_modules(text: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def stopped(tmp_path: Path, every_round: None) -> Path:
+def stopped_run(tmp_path: Path, every_round: None) -> Path:
     """A run that was stopped in round 3."""
     with pytest.raises(KeyboardInterrupt):
         run("fedavg+dbe", tmp_path, rounds=ROUNDS, progress=Interrupt(during=3))
     return tmp_path
 
 
-def test_a_run_is_not_overwritten_silently(stopped: Path) -> None:
-    before = tables_now(stopped)
+def test_a_run_is_not_overwritten_silently(stopped_run: Path) -> None:
+    before = tables_now(stopped_run)
     with pytest.raises(comity.UsageError, match="already holds a run"):
-        run("fedavg+dbe", stopped, rounds=ROUNDS)
-    assert tables_now(stopped) == before
+        run("fedavg+dbe", stopped_run, rounds=ROUNDS)
+    assert tables_now(stopped_run) == before
 
 
 def tables_now(folder: Path) -> list[bytes]:
@@ -310,11 +308,11 @@ def tables_now(folder: Path) -> list[bytes]:
 
 
 @pytest.mark.parametrize("what", ["manifest", "party", "server", "metrics", "data"])
-def test_damage_is_noticed(stopped: Path, what: str) -> None:
-    """A flipped byte, a missing file, a shorter table or other data: one sentence instead of wrong
-    numbers.
+def test_damage_is_noticed(stopped_run: Path, what: str) -> None:
+    """A flipped byte, a missing file, a shorter table or other data give one sentence instead of
+    wrong numbers.
     """
-    folder = stopped / "checkpoints"
+    folder = stopped_run / "checkpoints"
     match what:
         case "manifest":
             (folder / "manifest.json").write_text("{")
@@ -326,23 +324,23 @@ def test_damage_is_noticed(stopped: Path, what: str) -> None:
         case "server":
             next(folder.glob("server-*.safetensors")).unlink()
         case "metrics":
-            (stopped / "metrics.csv").write_text("round,party,split,metric,value\n")
+            (stopped_run / "metrics.csv").write_text("round,party,split,metric,value\n")
         case "data":
-            env = json.loads((stopped / "env.json").read_text())
-            (stopped / "env.json").write_text(json.dumps(env | {"fingerprint": "other"}))
+            env = json.loads((stopped_run / "env.json").read_text())
+            (stopped_run / "env.json").write_text(json.dumps(env | {"fingerprint": "other"}))
     with pytest.raises(comity.ComityError):
-        run("fedavg+dbe", stopped, rounds=ROUNDS, resume=True)
+        run("fedavg+dbe", stopped_run, rounds=ROUNDS, resume=True)
 
 
 @pytest.mark.parametrize("settings", [{"lr": 0.5}, {"rounds": 9}, {"seed": 7}])
-def test_a_resumed_run_keeps_its_own_settings_or_says_so(
-    stopped: Path, settings: dict[str, Any]
+def test_a_resumed_run_keeps_its_settings_or_refuses(
+    stopped_run: Path, settings: dict[str, Any]
 ) -> None:
-    """RunsParties for other settings is either refused or has no effect; it never mixes two
+    """Resuming with other settings is either refused or has no effect; it never mixes two
     experiments.
     """
     try:
-        result = run("fedavg+dbe", stopped, resume=True, **({"rounds": ROUNDS} | settings))
+        result = run("fedavg+dbe", stopped_run, resume=True, **({"rounds": ROUNDS} | settings))
     except comity.UsageError:
         return
     assert outcome(result)[0] == straight("fedavg+dbe")[0]

@@ -1,5 +1,5 @@
-"""The warnings of a run are one list, each with when it was known, also for folders of earlier
-versions.
+"""A run's warnings are one list, each with the time at which it was known, also for folders of
+earlier versions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StopAfterRound2(Quiet):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A comparison of two methods, and a run that was stopped."""
+    """A comparison of two methods, and a stopped run."""
     folder = tmp_path_factory.mktemp("warnings")
     plan = folder / "plan.csv"
     plan.write_text(PLAN, encoding="utf-8")
@@ -66,7 +66,7 @@ def run(folders: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def stopped(folders: Path, tmp_path: Path) -> Path:
+def stopped_run(folders: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders / "stopped", tmp_path / "stopped"))
 
 
@@ -75,14 +75,14 @@ def comparison(folders: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(folders / "comparison", tmp_path / "comparison"))
 
 
-def opened(folder: Path) -> comity.Result:
+def open_run(folder: Path) -> comity.Result:
     result = comity.open(folder)
     assert isinstance(result, comity.Result)
     return result
 
 
 def write_as_before(folder: Path) -> None:
-    """Write the summary as versions did that had two lists."""
+    """Write the summary as earlier versions did, with two lists."""
     path = folder / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
     summary["cautions"] = warning_texts(summary, "before")
@@ -99,8 +99,8 @@ def _write_summary(folder: Path, summary: Any) -> None:
     (folder / ".checksums.json").write_text(json.dumps(with_crc(checksums)), encoding="utf-8")
 
 
-def test_each_has_when_it_was_known(run: Path) -> None:
-    assert opened(run).warnings == [BEFORE, DURING, AFTER]
+def test_each_warning_has_the_time_at_which_it_was_known(run: Path) -> None:
+    assert open_run(run).warnings == [BEFORE, DURING, AFTER]
     assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["warnings"] == [
         {"when": "before", "text": BEFORE.text, "round": None},
         {"when": "during", "text": DURING.text, "round": 2},
@@ -108,36 +108,36 @@ def test_each_has_when_it_was_known(run: Path) -> None:
     ]
 
 
-def test_a_resumed_run_has_the_same(stopped: Path) -> None:
+def test_a_resumed_run_has_the_same_warnings(stopped_run: Path) -> None:
     """A warning of a round before the last checkpoint is in the checkpoint."""
-    succeed("resume", stopped)
-    assert opened(stopped).warnings == [BEFORE, DURING, AFTER]
+    succeed("resume", stopped_run)
+    assert open_run(stopped_run).warnings == [BEFORE, DURING, AFTER]
 
 
-def test_a_run_is_resumed_from_a_checkpoint_of_before(stopped: Path) -> None:
-    path = stopped / "checkpoints" / "manifest.json"
+def test_a_checkpoint_of_an_earlier_version_is_resumed(stopped_run: Path) -> None:
+    path = stopped_run / "checkpoints" / "manifest.json"
     manifest = without_crc(json.loads(path.read_text(encoding="utf-8")))
     manifest["counters"]["remarks"] = warning_texts(manifest["counters"])
     del manifest["counters"]["warnings"]
     path.write_text(json.dumps(with_crc(manifest)), encoding="utf-8")
-    succeed("resume", stopped)
-    assert opened(stopped).warnings == [BEFORE, RunWarning("during", DURING.text), AFTER]
+    succeed("resume", stopped_run)
+    assert open_run(stopped_run).warnings == [BEFORE, RunWarning("during", DURING.text), AFTER]
 
 
-def test_a_summary_of_before_is_read(run: Path) -> None:
+def test_a_summary_of_an_earlier_version_is_read(run: Path) -> None:
     write_as_before(run)
-    result = opened(run)
+    result = open_run(run)
     assert result.warnings == [BEFORE, RunWarning("during", DURING.text), AFTER]
     assert not {"cautions", "remarks"} & result.summary.keys()
 
 
-def test_all_that_shows_a_run_shows_one_of_before_alike(run: Path) -> None:
-    def shown() -> tuple[str, str, str]:
+def test_a_run_of_an_earlier_version_is_displayed_alike(run: Path) -> None:
+    def renderings() -> tuple[str, str, str]:
         screen = succeed("resume", run).out
         page = comity.report(run, quick=True).read_text(encoding="utf-8")
-        return screen, page, opened(run)._repr_html_()
+        return screen, page, open_run(run)._repr_html_()
 
-    now = shown()
+    now = renderings()
     screen, page, view = now
     assert f"Warning: {DURING}" in screen
     assert f"Warning: {AFTER}" in screen
@@ -147,16 +147,16 @@ def test_all_that_shows_a_run_shows_one_of_before_alike(run: Path) -> None:
     assert str(DURING) in view
     assert str(AFTER) in view
     write_as_before(run)
-    assert shown() == now
+    assert renderings() == now
 
 
-def test_what_left_a_party_is_disclosed_of_a_run_of_before(run: Path) -> None:
+def test_a_run_of_an_earlier_version_is_disclosed(run: Path) -> None:
     write_as_before(run)
     page, _ = comity.disclose(run, "p1")
     assert "p1" in page.read_text(encoding="utf-8")
 
 
-def test_a_comparison_of_before_is_read(comparison: Path) -> None:
+def test_a_comparison_of_an_earlier_version_is_read(comparison: Path) -> None:
     path = comparison / "comparison.json"
     content = without_crc(json.loads(path.read_text(encoding="utf-8")))
     [entry] = content.pop("warnings")
@@ -171,7 +171,7 @@ def test_a_comparison_of_before_is_read(comparison: Path) -> None:
     assert result.results[METHOD][0].warnings[-1] == AFTER
 
 
-def test_a_comparison_goes_on_with_runs_of_before(
+def test_a_comparison_continues_with_runs_of_an_earlier_version(
     comparison: Path, folders: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     for folder in comparison.glob("*/seed-0"):
@@ -204,7 +204,7 @@ def test_damaged_warnings_are_refused(damaged: object, run: Path) -> None:
         RunFolder(run).read_summary()
 
 
-def test_each_is_added_once() -> None:
+def test_each_warning_is_added_once() -> None:
     summary: dict[str, Any] = {}
     add_warnings(summary, [DURING, AFTER])
     add_warnings(summary, [RunWarning("during", DURING.text, round=3), BEFORE])

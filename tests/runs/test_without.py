@@ -1,5 +1,5 @@
-"""A party is left out of a run: nobody knows of it, and nothing else changes for the others than
-what it would have sent them.
+"""A party is left out of a run: the run does not know it, and for the others only its messages are
+missing.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ OTHERS = (
     "north",
     "south",
     "west",
-)  # east, the second, is left out: the numbers of those after it change, their streams must not
-ALONE = [  # methods in which nobody has anything from anybody
+)  # east, the second, is left out: later parties get other indices, but the same random streams
+ALONE = [  # methods in which parties learn nothing from each other
     "solo", "fed-sps(alpha=0,beta=0)", "adcol(mu=0,hidden=8)", "relay(lambda_kd=0,lambda_disc=0,guarded=0.4)",
     "relay-p2p(lambda_kd=0,lambda_disc=0)",
 ]  # fmt: skip
 
 
 def rows(result: comity.Result, *names: str) -> list[tuple[Any, ...]]:
-    """What the metrics say of these parties' models."""
+    """The metrics of these parties' models."""
     return [
         tuple(m) for m in result.metrics if m.party in names and m.metric in ("accuracy", "loss")
     ]
@@ -55,10 +55,10 @@ def right(folder: Path, *names: str) -> list[str]:
     "more", [{}, {"participation": 0.5}, {"engine": "process", "workers": 2}], ids=str
 )
 @pytest.mark.parametrize("text", ALONE)
-def test_who_learns_nothing_from_it_does_not_notice(
+def test_parties_that_learn_nothing_from_it_are_unchanged(
     text: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Bit for bit in every round: data, test part, random streams, and the rounds in which one
+    """Bit for bit in every round: data, test part, random streams, and the rounds in which a party
     takes part.
     """
     own = {"party": {"west": {"lr": 0.03, "batch": 5}}, "rounds": 3} | more
@@ -86,13 +86,13 @@ def test_who_learns_nothing_from_it_does_not_notice(
 def test_first_replies_are_the_same(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the others answer in round 1, to the same letter, is bit for bit what they answer with
-    everybody there.
+    """The others' replies in round 1, to the same message, are bit for bit those with all parties
+    present.
     """
     replies: dict[str, str] = {}
     function = LoopEngine.run
 
-    def listened(
+    def recording_run(
         engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[Any]:
         for i, answer in function(engine, call, messages, sealed_messages):
@@ -103,7 +103,7 @@ def test_first_replies_are_the_same(
                 )
             yield i, answer
 
-    monkeypatch.setattr(LoopEngine, "run", listened)
+    monkeypatch.setattr(LoopEngine, "run", recording_run)
     run(text, tmp_path / "whole", rounds=1)
     whole = dict(replies)
     replies.clear()
@@ -112,12 +112,10 @@ def test_first_replies_are_the_same(
     assert replies == {name: whole[name] for name in OTHERS}
 
 
-def test_every_method_runs_without_a_party_and_through_a_round_of_nobody(
+def test_every_method_runs_without_a_party_and_with_an_empty_round(
     text: str, tmp_path: Path
 ) -> None:
-    """One of four is drawn; where that is the missing one, the round passes in silence, and the
-    plan knows.
-    """
+    """One of four is drawn; where that is the missing one, the round is empty, and the plan agrees."""
     few = {"participation": 0.25, "rounds": 3}
     assert [prepare(experiment(**few), ragged()).cohort(t) for t in (1, 2, 3)] == [[3], [1], [2]]
     result = run(text, tmp_path, without=["east"], **few)
@@ -126,18 +124,20 @@ def test_every_method_runs_without_a_party_and_through_a_round_of_nobody(
     assert [job.cohort(t) for t in (1, 2, 3)] == [[2], [], [1]]
     silent = (
         [] if text == "centralized" else [2]
-    )  # which draws nobody: the data are pooled before round 1
+    )  # which draws no cohort: the data are pooled before round 1
     assert [m.round for m in result.metrics if m.metric == "silence"] == silent
     assert not {"east"} & {end for c in result.ledger for end in (c.src, c.dst)}
     assert "east" not in {m.party for m in result.metrics} | {
         m.metric.removeprefix("overlap/") for m in result.metrics
     }
-    _, each = plan.traffic(job)
+    _, traffic_by_round = plan.traffic(job)
     charged = Counter[tuple[int, str]]()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
     for t in (1, 2):  # the last round may have what follows it
-        assert {kind: charged[t, kind] for kind in ("up", "down", "peer")} == vars(each[t - 1])
+        assert {kind: charged[t, kind] for kind in ("up", "down", "peer")} == vars(
+            traffic_by_round[t - 1]
+        )
 
 
 @pytest.mark.sweep("fedavg+dbe", "relay-p2p")
@@ -160,7 +160,7 @@ def test_engines_agree_and_a_saved_experiment_repeats_it(text: str, tmp_path: Pa
         first.model("east")
 
 
-def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_party_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     whole = run("scaffold", tmp_path / "whole", without="east", rounds=3)
 
@@ -186,8 +186,8 @@ def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_newcomer_that_is_left_out(tmp_path: Path) -> None:
-    """Who is late is settled by the whole federation; the other newcomer's warm-up is what it would
-    have been.
+    """The whole federation determines who is a newcomer; the other newcomer's warm-up is the same
+    as without the option.
     """
     late = {"newcomers": 2, "join_epochs": 2}
     whole, less = (
@@ -224,7 +224,7 @@ def experiment(**settings: Any) -> config.Experiment:
 
 
 @pytest.mark.parametrize(
-    ("without", "newcomers", "said"),
+    ("without", "newcomers", "message"),
     [
         ("eats", 0, "There is no party called 'eats'. Did you mean 'east'?"),
         ("", 0, "There is no party called ''."),
@@ -232,13 +232,13 @@ def experiment(**settings: Any) -> config.Experiment:
         ("north,east", 2, "nobody is there from the start"),
     ],
 )
-def test_refused(without: str, newcomers: int, said: str) -> None:
+def test_invalid_choices_are_refused(without: str, newcomers: int, message: str) -> None:
     with pytest.raises(UsageError) as refusal:
         prepare(experiment(without=without, newcomers=newcomers), ragged())
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
 
 
-def test_the_names_are_a_set() -> None:
+def test_the_order_of_names_does_not_matter() -> None:
     assert (
         experiment(without="b, a,b").without == ("a", "b") == experiment(without=["b", "a"]).without
     )
@@ -270,16 +270,16 @@ def test_the_relays_draw_belongs_to_the_party() -> None:
     assert not torch.equal(obs([], 1), obs([], 2))
 
 
-def test_who_is_asked_is_drawn_for_the_party(
+def test_neighbours_are_drawn_by_the_partys_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = set()
+    key_paths = set()
     key: Callable[..., Key] = Server.key
 
-    def noted(server: Server, *path: int | str) -> Key:
-        asked.add(path)
+    def recording_key(server: Server, *path: int | str) -> Key:
+        key_paths.add(path)
         return key(server, *path)
 
-    monkeypatch.setattr(Server, "key", noted)
+    monkeypatch.setattr(Server, "key", recording_key)
     run("relay-p2p", tmp_path, without="east", rounds=1)
-    assert {path[1] for path in asked if path[0] == "neighbours"} == {0, 2, 3}
+    assert {path[1] for path in key_paths if path[0] == "neighbours"} == {0, 2, 3}

@@ -1,6 +1,4 @@
-"""What a party's optimizer remembers from round to round, and what becomes of an epoch's last
-batch.
-"""
+"""Optimizer state that a party keeps between rounds, and what happens to an epoch's last batch."""
 
 from __future__ import annotations
 
@@ -32,13 +30,13 @@ EVERYONE = range(4)
 NAMES = ("north", "east", "south", "west")
 
 
-def home(result: comity.Result, name: str = "north") -> PartyState:
-    """All that a party has in the last checkpoint."""
+def saved_state(result: comity.Result, name: str = "north") -> PartyState:
+    """A party's state in the last checkpoint."""
     checkpoints = Checkpoints(result.folder / "checkpoints")
     checkpoints.load()
-    found = checkpoints.party_state(NAMES.index(name))
-    assert isinstance(found, PartyState)
-    return found
+    state = checkpoints.party_state(NAMES.index(name))
+    assert isinstance(state, PartyState)
+    return state
 
 
 # --- by torch.optim
@@ -64,15 +62,15 @@ def test_reset_solo_is_a_new_optimizer_a_round(kind: str, tmp_path: Path) -> Non
     for t in (1, 2, 3):
         theta = Trainer(theta, make).train(stream(result, 0, t, "local"))
     assert_close(result.model("north").theta, theta)
-    kept = run("solo", tmp_path / "kept", opt_state="keep", **MODEL | settings)
+    keeping = run("solo", tmp_path / "kept", opt_state="keep", **MODEL | settings)
     assert not torch.allclose(
-        kept.model("north").theta["fc1.weight"], theta["fc1.weight"], atol=1e-4
+        keeping.model("north").theta["fc1.weight"], theta["fc1.weight"], atol=1e-4
     )
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_kept_fedavg_is_an_optimizer_a_party_on_changing_weights(kind: str, tmp_path: Path) -> None:
-    """Algorithm 1 with parties whose optimizers live on; half of them take part in a round."""
+    """Algorithm 1 with parties that keep their optimizers; half of them take part in a round."""
     settings, make = OPTIMIZERS[kind]
     result = run(
         "fedavg", tmp_path, opt_state="keep", participation=0.5, **MODEL | settings | {"rounds": 4}
@@ -83,20 +81,22 @@ def test_kept_fedavg_is_an_optimizer_a_party_on_changing_weights(kind: str, tmp_
     assert len(set(map(tuple, cohorts))) > 1
     assert len({i for cohort in cohorts for i in cohort}) < sum(
         map(len, cohorts)
-    )  # somebody comes again
+    )  # at least one party takes part twice
     for t, cohort in enumerate(cohorts, start=1):
-        sent = []
+        replies = []
         for i in cohort:
             trainers[i].set(theta)
-            sent.append((sizes[i], trainers[i].train(stream(result, i, t, "local"))))
-        total = sum(size for size, _ in sent)
-        theta = {k: sum((size / total * w[k] for size, w in sent), torch.zeros(())) for k in theta}
-    got = result.model("north").theta
-    assert all(torch.allclose(got[k], theta[k], atol=1e-6) for k in theta)
+            replies.append((sizes[i], trainers[i].train(stream(result, i, t, "local"))))
+        total = sum(size for size, _ in replies)
+        theta = {
+            k: sum((size / total * w[k] for size, w in replies), torch.zeros(())) for k in theta
+        }
+    final_weights = result.model("north").theta
+    assert all(torch.allclose(final_weights[k], theta[k], atol=1e-6) for k in theta)
 
 
 def test_fedrep_keeps_the_heads_optimizer_and_the_bodys_apart(tmp_path: Path) -> None:
-    """Algorithm 1 with two optimizers that live on: the head's, then the body's."""
+    """Algorithm 1 with two optimizers that are kept: the head's, then the body's."""
     result = run("fedrep", tmp_path, opt_state="keep", head_epochs=2, **MODEL | MOMENTUM)
     body, sizes = (
         {k: v for k, v in first(result).items() if not k.startswith("fc3")},
@@ -121,14 +121,14 @@ def test_fedrep_keeps_the_heads_optimizer_and_the_bodys_apart(tmp_path: Path) ->
             )
             for k in body
         }
-    got = result.model("east").theta
+    final_weights = result.model("east").theta
     assert all(
-        torch.allclose(got[k], v, atol=1e-6)
+        torch.allclose(final_weights[k], v, atol=1e-6)
         for k, v in (body | {"fc3.bias": heads[1].theta["fc3.bias"]}).items()
     )
-    kept = home(result, "east").moments
+    moments_by_part = saved_state(result, "east").moments
     assert sorted(
-        sorted({n.partition(".")[0] for n in moments.first}) for moments in kept.values()
+        sorted({n.partition(".")[0] for n in moments.first}) for moments in moments_by_part.values()
     ) == [["fc1", "fc2"], ["fc3"]]
 
 
@@ -137,7 +137,7 @@ def test_ditto_keeps_the_global_models_optimizer_and_the_personal_ones_apart(
     kind: str, tmp_path: Path
 ) -> None:
     """Without a pull, the personal model is SOLO's and the global one FedAvg's, each with its own
-    memory.
+    optimizer state.
     """
     settings = MODEL | OPTIMIZERS[kind][0] | {"opt_state": "keep"}
     ours = run("ditto", tmp_path / "ditto", lam=0, **settings)
@@ -153,20 +153,22 @@ def test_ditto_keeps_the_global_models_optimizer_and_the_personal_ones_apart(
 
 
 def moments_count(result: comity.Result, name: str) -> list[int]:
-    return [moments.count for moments in home(result, name).moments.values()]
+    return [moments.count for moments in saved_state(result, name).moments.values()]
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("momentum", 1), ("adam", 2)])
 def test_a_checkpoint_holds_the_moments(kind: str, parts: int, tmp_path: Path) -> None:
-    """As many steps as were made, and a moment (or two) of each parameter, none of a buffer."""
+    """The checkpoint has the number of steps and one or two moments per parameter, none for
+    buffers.
+    """
     result = run("solo", tmp_path, opt_state="keep", rounds=3, **OPTIMIZERS[kind][0])
-    trained = {k for k in result.model("north").theta if "~" not in k}
-    assert trained < result.model("north").theta.keys()
+    trainable = {k for k in result.model("north").theta if "~" not in k}
+    assert trainable < result.model("north").theta.keys()
     for name, size in zip(NAMES, ragged().sizes, strict=True):
-        (moments,) = home(result, name).moments.values()
+        (moments,) = saved_state(result, name).moments.values()
         assert moments.count == 3 * sum(n >= 2 for n in [10] * (size // 10) + [size % 10])
-        assert moments.first.keys() == trained
-        assert moments.second.keys() == (trained if parts == 2 else set())
+        assert moments.first.keys() == trainable
+        assert moments.second.keys() == (trainable if parts == 2 else set())
         assert all(
             moment.abs().max() > 0 for moment in leaves(moments) if isinstance(moment, torch.Tensor)
         )
@@ -177,11 +179,9 @@ def test_a_checkpoint_holds_the_moments(kind: str, parts: int, tmp_path: Path) -
     [{"opt_state": "reset", **MOMENTUM}, {"opt_state": "keep"}],
     ids=["reset", "plain-sgd"],
 )
-def test_a_checkpoint_holds_no_moments_that_nobody_needs(
-    settings: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_checkpoint_holds_no_unused_moments(settings: dict[str, Any], tmp_path: Path) -> None:
     result = run("solo", tmp_path, **MODEL | settings)
-    assert all(home(result, name).moments == {} for name in NAMES)
+    assert all(saved_state(result, name).moments == {} for name in NAMES)
 
 
 @pytest.mark.parametrize("text", ["solo", "fedavg", "scaffold+dbe", "fedrep"])
@@ -192,7 +192,7 @@ def test_keeping_changes_nothing_with_plain_sgd(text: str, tmp_path: Path) -> No
         assert_equal(keep.model(name).theta, reset.model(name).theta)
 
 
-KEPT = {"opt_state": "keep", "optimizer": "adam", "lr": 0.01, "rounds": 3, "participation": 0.75}
+KEEP = {"opt_state": "keep", "optimizer": "adam", "lr": 0.01, "rounds": 3, "participation": 0.75}
 
 
 @pytest.mark.sweep("fedavg+dbe", "adcol")
@@ -202,8 +202,8 @@ KEPT = {"opt_state": "keep", "optimizer": "adam", "lr": 0.01, "rounds": 3, "part
 def test_process_and_resume_equal_loop(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moments stay where their party lives, and come back from a checkpoint after round 2."""
-    whole = run(text, tmp_path / "loop", **KEPT)
+    """Moments stay in the party's worker and are restored from a checkpoint after round 2."""
+    whole = run(text, tmp_path / "loop", **KEEP)
     assert any(moments_count(whole, name) for name in NAMES)
 
     class Stop(Quiet):
@@ -213,10 +213,10 @@ def test_process_and_resume_equal_loop(
 
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        run(text, tmp_path / "cut", progress=Stop(), **KEPT)
+        run(text, tmp_path / "cut", progress=Stop(), **KEEP)
     others = [
-        run(text, tmp_path / "process", engine="process", workers=2, **KEPT),
-        run(text, tmp_path / "cut", resume=True, **KEPT),
+        run(text, tmp_path / "process", engine="process", workers=2, **KEEP),
+        run(text, tmp_path / "cut", resume=True, **KEEP),
     ]
     for other in others:
         assert tables(other.folder) == tables(whole.folder)
@@ -225,15 +225,15 @@ def test_process_and_resume_equal_loop(
             assert moments_count(other, name) == moments_count(whole, name)
 
 
-def test_forgetting_at_resume_would_be_noticed(tmp_path: Path) -> None:
-    """The test above compares runs that depend on the moments."""
+def test_keep_and_reset_give_different_runs(tmp_path: Path) -> None:
+    """Otherwise the test above would pass even if a resumed run lost its moments."""
     keep, reset = (
-        run("fedavg", tmp_path / how, **KEPT | {"opt_state": how}) for how in ("keep", "reset")
+        run("fedavg", tmp_path / how, **KEEP | {"opt_state": how}) for how in ("keep", "reset")
     )
     assert (keep.folder / "metrics.csv").read_bytes() != (reset.folder / "metrics.csv").read_bytes()
 
 
-def test_a_run_is_not_resumed_with_another_memory(tmp_path: Path) -> None:
+def test_resume_refuses_another_opt_state(tmp_path: Path) -> None:
     run("solo", tmp_path, **MODEL, opt_state="keep")
     with pytest.raises(comity.UsageError, match="other settings"):
         run("solo", tmp_path, **MODEL, resume=True)
@@ -242,18 +242,18 @@ def test_a_run_is_not_resumed_with_another_memory(tmp_path: Path) -> None:
 # --- the last batch
 
 
-def sized(*sizes: int) -> comity.Federation:
-    """Parties with exactly so many training samples."""
+def federation_of_sizes(*sizes: int) -> comity.Federation:
+    """Parties with exactly these numbers of training samples."""
     x = torch.rand(max(sizes) + 4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     y = torch.arange(len(x)) % 3
     parties = {f"p{i}": ((x[:n], y[:n]), (x[-4:], y[-4:])) for i, n in enumerate(sizes)}
-    made = comity.Federation.from_arrays(parties, validation=0.0)
-    assert made.sizes == list(sizes)
-    return made
+    federation = comity.Federation.from_arrays(parties, validation=0.0)
+    assert federation.sizes == list(sizes)
+    return federation
 
 
 def steps(sizes: list[int], **settings: Any) -> list[int]:
-    """How many steps each party makes in two rounds of SOLO."""
+    """The number of steps of each party in two rounds of SOLO."""
     usual: dict[str, Any] = {
         "rounds": 2,
         "epochs": 3,
@@ -261,27 +261,30 @@ def steps(sizes: list[int], **settings: Any) -> list[int]:
         "engine": "loop",
         "model": "mlp2(width=4)",
     }
-    made = [comity.run("solo", sized(n), **usual | settings).summary["steps"] for n in sizes]
-    together = comity.run("solo", sized(*sizes), **usual | settings)
-    assert together.summary["steps"] == together.job.cost.steps() == sum(made)
-    return made
+    steps_per_party = [
+        comity.run("solo", federation_of_sizes(n), **usual | settings).summary["steps"]
+        for n in sizes
+    ]
+    together = comity.run("solo", federation_of_sizes(*sizes), **usual | settings)
+    assert together.summary["steps"] == together.job.cost.steps() == sum(steps_per_party)
+    return steps_per_party
 
 
 BATCHNORM = "fedbn-cnn(scale=0.03)"
 SIZES = [1, 2, 9, 10, 11, 12, 20, 29]
 
 
-def test_small_last_batches_are_kept_unless_told() -> None:
+def test_small_last_batches_are_kept_by_default() -> None:
     """⌈n/10⌉ an epoch."""
     assert steps(SIZES) == [6 * n for n in (1, 1, 1, 1, 2, 2, 2, 3)]
 
 
 def test_small_last_batches_are_dropped() -> None:
-    """⌊n/10⌋ an epoch; a party that has no whole batch still makes a step with all it has."""
+    """⌊n/10⌋ an epoch; a party with less than one batch still makes one step with all its samples."""
     assert steps(SIZES, last_batch="drop") == [6 * n for n in (1, 1, 1, 1, 1, 1, 2, 2)]
 
 
-def test_batchnorm_still_needs_two() -> None:
+def test_batchnorm_needs_two_samples_per_batch() -> None:
     assert steps(SIZES, model=BATCHNORM) == [6 * n for n in (0, 1, 1, 1, 1, 2, 2, 3)]
     assert steps(SIZES, model=BATCHNORM, last_batch="drop") == [
         6 * n for n in (0, 1, 1, 1, 1, 1, 2, 2)
@@ -294,13 +297,13 @@ def test_batches_of_one_are_refused_under_batchnorm(last_batch: str) -> None:
         steps([9], model=BATCHNORM, batch=1, last_batch=last_batch)
 
 
-def test_a_number_of_steps_is_made_of_whole_batches() -> None:
+def test_steps_use_full_batches_only() -> None:
     assert steps([9, 11, 29], last_batch="drop", steps=7, epochs=1) == [2 * 7] * 3
 
 
-def test_whole_batches_are_a_partys_own() -> None:
+def test_dropping_uses_the_partys_own_batch_size() -> None:
     """With 12 samples in batches of 5, two steps an epoch instead of one."""
-    fed = sized(12, 12)
+    fed = federation_of_sizes(12, 12)
     result = comity.run(
         "solo",
         fed,
@@ -315,15 +318,15 @@ def test_whole_batches_are_a_partys_own() -> None:
 
 
 def test_dropped_batches_by_torch(tmp_path: Path) -> None:
-    """East has 23 samples less its validation part, so 2 steps of 10 an epoch: those of the epoch's
-    order, then no more.
+    """East has 23 samples less its validation part, so 2 steps of 10 an epoch, in the epoch's
+    order.
     """
     result = run("solo", tmp_path, last_batch="drop", epochs=2, **MODEL, lr=0.1)
     theta, data = first(result), result.job.parties[1].data.train
     trainer = Trainer(theta, lambda params: torch.optim.SGD(params, lr=0.1))
     assert len(data) == 21
     for t in (1, 2, 3):
-        seen = list(stream(result, 1, t, "local", min_batch=1))
-        assert [len(batch.y) for batch in seen] == [10, 10, 1] * 2
-        trainer.train(batch for batch in seen if len(batch.y) == 10)
+        batches = list(stream(result, 1, t, "local", min_batch=1))
+        assert [len(batch.y) for batch in batches] == [10, 10, 1] * 2
+        trainer.train(batch for batch in batches if len(batch.y) == 10)
     assert_close(result.model("east").theta, trainer.weights())

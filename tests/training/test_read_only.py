@@ -1,5 +1,5 @@
-"""What a loss gets beside its batch: the same tensors, in dicts, lists and records that cannot be
-written to.
+"""The aux argument of a loss is read-only: the same tensors, in dicts, lists and records that
+refuse writes.
 """
 
 from __future__ import annotations
@@ -101,25 +101,25 @@ LIST_WRITES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("write", DICT_WRITES)
 def test_a_dict_cannot_be_written_to(write: str) -> None:
-    given = {"a": 1, "b": 2}
-    seen = read_only(given)
+    original = {"a": 1, "b": 2}
+    view = read_only(original)
     with pytest.raises(ComityError, match=WRITES):
-        DICT_WRITES[write](seen)
-    assert seen == given == {"a": 1, "b": 2}
+        DICT_WRITES[write](view)
+    assert view == original == {"a": 1, "b": 2}
 
 
 @pytest.mark.parametrize("write", LIST_WRITES)
 def test_a_list_cannot_be_written_to(write: str) -> None:
-    given = [3, 1, 2]
-    seen = read_only(given)
+    original = [3, 1, 2]
+    view = read_only(original)
     with pytest.raises(ComityError, match=WRITES):
-        LIST_WRITES[write](seen)
-    assert seen == given == [3, 1, 2]
+        LIST_WRITES[write](view)
+    assert view == original == [3, 1, 2]
 
 
 def test_all_ways_to_write_that_python_has_are_refused() -> None:
-    """Whatever a dict or a list has beyond what a tuple or a mapping's view offers is a way to
-    write, or a copy.
+    """Every method that a dict or list has and a tuple or mapping view lacks either writes or
+    copies.
     """
     reads_of_dict = {
         "copy",
@@ -134,35 +134,35 @@ def test_all_ways_to_write_that_python_has_are_refused() -> None:
         "__class_getitem__",
     }
     reads_of_list = {"copy", "__reversed__"}
-    for kind, made, reads in (
+    for kind, read_only_kind, reads in (
         (dict, ReadOnlyDict, reads_of_dict),
         (list, ReadOnlyList, reads_of_list),
     ):
         ways = set(vars(kind)) - set(vars(tuple)) - reads - {"__init__", "__new__", "__sizeof__"}
-        assert {way for way in ways if getattr(made, way) is getattr(kind, way)} <= {
+        assert {way for way in ways if getattr(read_only_kind, way) is getattr(kind, way)} <= {
             "__hash__",
             "__doc__",
         }
 
 
-def test_an_array_is_a_copy_and_its_mark_tells_of_every_way_to_write() -> None:
-    """A read-only view would do, but torch makes no tensor of one without a warning."""
-    given = np.arange(6.0).reshape(2, 3)
+def test_an_array_is_a_copy_and_every_write_to_it_is_detected() -> None:
+    """A read-only view would do, but torch warns when it makes a tensor of one."""
+    original = np.arange(6.0).reshape(2, 3)
     writes: list[Callable[[Any], object]] = [
-        lambda seen: seen.__setitem__((0, 0), 9.0),
-        lambda seen: seen.__iadd__(1.0),
-        lambda seen: seen[1].fill(9.0),
-        lambda seen: seen[:, ::-1].sort(),
-        lambda seen: np.add(seen, 1.0, out=seen),
+        lambda array: array.__setitem__((0, 0), 9.0),
+        lambda array: array.__iadd__(1.0),
+        lambda array: array[1].fill(9.0),
+        lambda array: array[:, ::-1].sort(),
+        lambda array: np.add(array, 1.0, out=array),
     ]
     for write in writes:
-        own = read_only({"table": given})
-        before = tensor_versions(own)
-        check_unwritten(own, before)
-        write(own["table"])
+        aux = read_only({"table": original})
+        before = tensor_versions(aux)
+        check_unwritten(aux, before)
+        write(aux["table"])
         with pytest.raises(ComityError, match="create a new tensor instead"):
-            check_unwritten(own, before)
-    assert given.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+            check_unwritten(aux, before)
+    assert original.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
 def test_torch_makes_tensors_of_arrays_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
@@ -172,65 +172,65 @@ def test_torch_makes_tensors_of_arrays_without_a_warning(recwarn: pytest.Warning
 
 def test_what_is_in_a_record_cannot_be_written_to() -> None:
     """Nested in records, dicts and tuples; the record itself is frozen as all records are."""
-    seen = read_only(outer())
-    assert type(seen) is Outer
-    assert type(seen.inner) is Inner
-    assert type(seen.by_party[4]) is Inner
+    view = read_only(outer())
+    assert type(view) is Outer
+    assert type(view.inner) is Inner
+    assert type(view.by_party[4]) is Inner
     writes: list[Callable[[], object]] = [
-        lambda: seen.inner.weights.__setitem__("w", torch.zeros(2)),
-        lambda: seen.inner.notes.append(4),
-        lambda: seen.by_party.__setitem__(4, inner()),
-        lambda: seen.by_party[4].weights.pop("w"),
-        seen.by_party[4].notes.sort,
-        lambda: seen.pair[1].update(n=2),
+        lambda: view.inner.weights.__setitem__("w", torch.zeros(2)),
+        lambda: view.inner.notes.append(4),
+        lambda: view.by_party.__setitem__(4, inner()),
+        lambda: view.by_party[4].weights.pop("w"),
+        view.by_party[4].notes.sort,
+        lambda: view.pair[1].update(n=2),
     ]
     for write in writes:
         with pytest.raises(ComityError, match=WRITES):
             write()
     with pytest.raises(FrozenInstanceError):
-        seen.inner = inner()  # type: ignore[misc]
+        view.inner = inner()  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
-        seen.inner.weights = {}  # type: ignore[misc]
+        view.inner.weights = {}  # type: ignore[misc]
 
 
 def test_what_is_in_a_tuple_cannot_be_written_to() -> None:
-    seen = read_only(([1], {"a": [2]}, (torch.ones(1),)))
-    assert type(seen) is tuple
-    for write in (lambda: seen[0].append(2), seen[1].clear, lambda: seen[1]["a"].append(3)):
+    view = read_only(([1], {"a": [2]}, (torch.ones(1),)))
+    assert type(view) is tuple
+    for write in (lambda: view[0].append(2), view[1].clear, lambda: view[1]["a"].append(3)):
         with pytest.raises(ComityError, match=WRITES):
             write()
     with pytest.raises(TypeError):
-        seen[0] = []  # type: ignore[index]
+        view[0] = []  # type: ignore[index]
 
 
 def test_a_named_tuple_keeps_its_names_and_cannot_be_written_to() -> None:
     mean = torch.ones(3)
-    seen = read_only(Both(mean, [1]))
-    assert type(seen) is Both
-    assert seen.mean is mean
+    view = read_only(Both(mean, [1]))
+    assert type(view) is Both
+    assert view.mean is mean
     with pytest.raises(ComityError, match=WRITES):
-        seen.notes.append(2)
+        view.notes.append(2)
     with pytest.raises(AttributeError):
-        seen.mean = torch.zeros(3)  # type: ignore[misc]
+        view.mean = torch.zeros(3)  # type: ignore[misc]
 
 
 # --- what stays as it is
 
 
 def test_tensors_are_the_same_objects() -> None:
-    given = outer()
-    seen = read_only(given)
-    assert all(a is b for a, b in zip(leaves(seen), leaves(given), strict=True))
-    assert sum(isinstance(leaf, Tensor) for leaf in leaves(seen)) == 3
+    original = outer()
+    view = read_only(original)
+    assert all(a is b for a, b in zip(leaves(view), leaves(original), strict=True))
+    assert sum(isinstance(leaf, Tensor) for leaf in leaves(view)) == 3
 
 
-def test_the_owners_own_is_left_as_it_was() -> None:
-    given = outer()
-    read_only(given)
-    given.inner.weights["v"] = torch.ones(1)
-    given.inner.notes.append(7)
-    assert type(given.inner.weights) is dict
-    assert type(given.inner.notes) is list
+def test_the_original_stays_writable() -> None:
+    original = outer()
+    read_only(original)
+    original.inner.weights["v"] = torch.ones(1)
+    original.inner.notes.append(7)
+    assert type(original.inner.weights) is dict
+    assert type(original.inner.notes) is list
 
 
 @pytest.mark.parametrize(
@@ -241,42 +241,42 @@ def test_plain_values_are_themselves(value: object) -> None:
     assert read_only([value])[0] is value
 
 
-def test_it_reads_and_joins_as_dicts_and_lists_do() -> None:
-    """A new dict or list is made in passing, and that one is the loss's own."""
-    seen = read_only({"a": torch.ones(1), "b": [1, 2]})
-    assert list(seen) == ["a", "b"]
-    assert {**seen}.keys() == seen.keys()
-    joined = seen | {"c": 3}
-    joined["d"] = 4
-    assert list(joined) == ["a", "b", "c", "d"]
-    longer = seen["b"] + [3]
+def test_reading_and_merging_work_as_for_dicts_and_lists() -> None:
+    """Merging makes a new dict or list, which the loss may write to."""
+    view = read_only({"a": torch.ones(1), "b": [1, 2]})
+    assert list(view) == ["a", "b"]
+    assert {**view}.keys() == view.keys()
+    merged = view | {"c": 3}
+    merged["d"] = 4
+    assert list(merged) == ["a", "b", "c", "d"]
+    longer = view["b"] + [3]
     longer.append(4)
-    assert sorted(seen["b"], reverse=True) == [2, 1]
+    assert sorted(view["b"], reverse=True) == [2, 1]
     assert longer == [1, 2, 3, 4]
-    copied = dict(seen)
+    copied = dict(view)
     copied["a"] = None
-    assert torch.equal(seen["a"], torch.ones(1))
+    assert torch.equal(view["a"], torch.ones(1))
 
 
-def test_twice_is_once() -> None:
-    seen = read_only(read_only(outer()))
+def test_read_only_is_idempotent() -> None:
+    view = read_only(read_only(outer()))
     with pytest.raises(ComityError, match=WRITES):
-        seen.inner.weights.clear()
+        view.inner.weights.clear()
     assert isinstance(read_only(OrderedDict(a=1)), ReadOnlyDict)
 
 
-def test_it_maps_and_flattens_as_what_it_was_made_from() -> None:
-    given = outer()
-    seen = read_only(given)
-    doubled = tree_map(lambda leaf: leaf * 2, seen)
+def test_tree_functions_treat_it_as_the_original() -> None:
+    original = outer()
+    view = read_only(original)
+    doubled = tree_map(lambda leaf: leaf * 2, view)
     assert doubled.inner.notes == [6, 2, 4]
     assert torch.equal(doubled.by_party[4].weights["w"], torch.full((2,), 2.0))
     with pytest.raises(ComityError, match=WRITES):
         doubled.inner.weights.clear()
-    flat, spec = pytree.tree_flatten(seen)
+    flat, spec = pytree.tree_flatten(view)
     back = pytree.tree_unflatten(flat, spec)
     assert type(back) is Outer
-    assert all(a is b for a, b in zip(leaves(back), leaves(given), strict=True))
+    assert all(a is b for a, b in zip(leaves(back), leaves(original), strict=True))
 
 
 # --- what is refused
@@ -287,7 +287,7 @@ class Colour(Enum):
 
 
 class Counter:
-    """Anybody's own object."""
+    """An object of a user's class."""
 
     count = 0
 
@@ -314,8 +314,8 @@ FOREIGN: dict[str, object] = {
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("where", ["itself", "dict", "list", "tuple", "record"])
 def test_a_foreign_object_is_refused_by_its_name(name: str, where: str) -> None:
-    """Of any other object nobody knows whether it is the same for all parties, or what a loss does
-    to it.
+    """Comity cannot know whether any other object is the same for all parties, or whether a loss
+    changes it.
     """
     value = FOREIGN[name]
     places = {
@@ -325,11 +325,11 @@ def test_a_foreign_object_is_refused_by_its_name(name: str, where: str) -> None:
         "tuple": (value,),
         "record": Inner({"w": value}, []),  # type: ignore[dict-item]
     }
-    said = (
+    message = (
         f"^The aux argument of a loss must be a record of tensors and plain values, but it holds a {name}"
         ".$"
     )
-    with pytest.raises(ComityError, match=said):
+    with pytest.raises(ComityError, match=message):
         read_only(places[where])
 
 
@@ -341,114 +341,112 @@ TASK = LearningTask(NETWORK, 3, NETWORK.cut)
 DATA = Samples(torch.randn(12, 5, generator=Key(7).generator()), torch.arange(12) % 3)
 
 
-def asked(
-    loss: Callable[[LearningTask, Params, Batch, Any], Tensor], own: object, draw: Any = None
+def fit_request(
+    loss: Callable[[LearningTask, Params, Batch, Any], Tensor], aux: object, draw: Any = None
 ) -> FitRequest[Any]:
     return FitRequest(
-        loss, TASK.init(Key(1)), DATA, Key(2), Training(batch=4), TASK, own, draw=draw
+        loss, TASK.init(Key(1)), DATA, Key(2), Training(batch=4), TASK, aux, draw=draw
     )
 
 
-def reading(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
-    return task.loss(theta, batch) * own.weights["w"].sum()
+def reading(task: LearningTask, theta: Params, batch: Batch, aux: Inner) -> Tensor:
+    return task.loss(theta, batch) * aux.weights["w"].sum()
 
 
-def swapping(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
-    own.weights["w"] = torch.zeros(2)
+def swapping(task: LearningTask, theta: Params, batch: Batch, aux: Inner) -> Tensor:
+    aux.weights["w"] = torch.zeros(2)
     return task.loss(theta, batch)
 
 
-def counting(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
-    own.notes.append(batch.number)
+def counting(task: LearningTask, theta: Params, batch: Batch, aux: Inner) -> Tensor:
+    aux.notes.append(batch.number)
     return task.loss(theta, batch)
 
 
-def replacing_weights(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def replacing_weights(task: LearningTask, theta: Params, batch: Batch, aux: Inner) -> Tensor:
     theta["fc1.bias"] = torch.zeros(4)
     return task.loss(theta, batch)
 
 
-def in_place(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
-    own.weights["w"].add_(1)
+def in_place(task: LearningTask, theta: Params, batch: Batch, aux: Inner) -> Tensor:
+    aux.weights["w"].add_(1)
     return task.loss(theta, batch)
 
 
-def in_place_by_a_view(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
-    own.weights["w"][0] = batch.number
+def in_place_by_a_view(task: LearningTask, theta: Params, batch: Batch, aux: Inner) -> Tensor:
+    aux.weights["w"][0] = batch.number
     return task.loss(theta, batch)
 
 
-def in_place_at_last(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
+def in_place_at_last(task: LearningTask, theta: Params, batch: Batch, aux: Inner) -> Tensor:
     if batch.number == 2:
-        own.weights["w"].detach().zero_()
+        aux.weights["w"].detach().zero_()
     return task.loss(theta, batch)
 
 
-def test_a_loss_that_reads_its_own_is_trained() -> None:
-    own = inner()
-    done = train(asked(reading, own))
-    assert done.steps == 3
-    assert torch.equal(own.weights["w"], torch.ones(2))
+def test_a_loss_that_reads_its_aux_is_trained() -> None:
+    aux = inner()
+    fit = train(fit_request(reading, aux))
+    assert fit.steps == 3
+    assert torch.equal(aux.weights["w"], torch.ones(2))
 
 
 @pytest.mark.parametrize(
     "loss", [swapping, counting, replacing_weights], ids=lambda loss: loss.__name__
 )
-def test_a_loss_that_writes_to_what_it_is_given_is_stopped(loss: Any) -> None:
-    """At its first batch, and before anything was written: neither what it was given nor the
-    weights it is called with.
-    """
-    own = inner()
-    kept = own.weights["w"]
+def test_a_loss_that_writes_to_its_arguments_is_stopped(loss: Any) -> None:
+    """The error comes at the first batch, before anything is written to `aux` or to the weights."""
+    aux = inner()
+    tensor = aux.weights["w"]
     with pytest.raises(ComityError, match=WRITES):
-        train(asked(loss, own))
-    assert own.weights["w"] is kept
-    assert own.notes == [3, 1, 2]
+        train(fit_request(loss, aux))
+    assert aux.weights["w"] is tensor
+    assert aux.notes == [3, 1, 2]
 
 
 @pytest.mark.parametrize(
     "loss", [in_place, in_place_by_a_view, in_place_at_last], ids=lambda loss: loss.__name__
 )
 def test_a_loss_that_writes_to_a_tensor_in_place_is_refused_after_the_training(loss: Any) -> None:
-    """Nobody can keep a tensor from being written to, but its version tells."""
-    said = "^A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead.$"
-    with pytest.raises(ComityError, match=said):
-        train(asked(loss, inner()))
-    with pytest.raises(ComityError, match=said):
-        BatchedTraining([asked(loss, inner()), asked(loss, inner())]).train()
+    """Writes to a tensor cannot be prevented, but its version counter shows them."""
+    message = "^A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead.$"
+    with pytest.raises(ComityError, match=message):
+        train(fit_request(loss, inner()))
+    with pytest.raises(ComityError, match=message):
+        BatchedTraining([fit_request(loss, inner()), fit_request(loss, inner())]).train()
 
 
 def test_a_draw_that_writes_to_a_tensor_in_place_is_refused_as_well() -> None:
-    def draw(batch: Batch, key: Key, own: Inner) -> None:
-        own.weights["w"].mul_(0.5)
+    def draw(batch: Batch, key: Key, aux: Inner) -> None:
+        aux.weights["w"].mul_(0.5)
 
     with pytest.raises(ComityError, match="wrote to a tensor of its aux"):
-        train(asked(reading, inner(), draw))
+        train(fit_request(reading, inner(), draw))
 
 
 def test_a_foreign_object_is_refused_before_the_training() -> None:
-    display_name: list[int] = []
+    batch_numbers: list[int] = []
 
-    def loss(task: LearningTask, theta: Params, batch: Batch, own: Any) -> Tensor:
-        display_name.append(batch.number)
+    def loss(task: LearningTask, theta: Params, batch: Batch, aux: Any) -> Tensor:
+        batch_numbers.append(batch.number)
         return task.loss(theta, batch)
 
     with pytest.raises(ComityError, match="holds a Counter"):
-        train(asked(loss, {"counter": Counter()}))
-    assert not display_name
+        train(fit_request(loss, {"counter": Counter()}))
+    assert not batch_numbers
 
 
-def test_versions_tell_of_every_way_to_write() -> None:
-    own = read_only(outer())
-    tensors = [own.inner.weights["w"], own.by_party[4].weights["w"], own.pair[0]]
+def test_versions_show_every_write() -> None:
+    aux = read_only(outer())
+    tensors = [aux.inner.weights["w"], aux.by_party[4].weights["w"], aux.pair[0]]
     for tensor in tensors:
         for write in (
             lambda t: t.add_(1),
             lambda t: t.__setitem__(0, 5.0),
             lambda t: t.view(-1).zero_(),
         ):
-            before = tensor_versions(own)
-            check_unwritten(own, before)
+            before = tensor_versions(aux)
+            check_unwritten(aux, before)
             write(tensor)
             with pytest.raises(ComityError, match="create a new tensor instead"):
-                check_unwritten(own, before)
+                check_unwritten(aux, before)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import batch_of, federation, noise, party_of, same, samples, task_of, worked
+from toys import batch_of, federation, noise, party_of, run_call, same, samples, task_of
 
 import comity
 from comity.algorithms.fedcp import CONTEXT, OWN, POLICY, FedCp, Separated, mmd
@@ -46,12 +46,12 @@ def weights(method: str, **settings: object) -> list[Params]:
     return [result.model(name).theta for name in result.job.info.names]
 
 
-def normed(x: Tensor) -> Tensor:
+def layer_norm(x: Tensor) -> Tensor:
     """LayerNorm at its first values, by hand."""
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
 
 
-def stepped(value: Any, theta: Params, names: frozenset[str], lr: float) -> Params:
+def gradient_step(value: Any, theta: Params, names: frozenset[str], lr: float) -> Params:
     """One step of gradient descent on `names`."""
     free = {k: v.clone().requires_grad_(k in names) for k, v in theta.items()}
     order = sorted(names)
@@ -77,7 +77,7 @@ def test_fedcp_answer_by_hand() -> None:
     method, task, theta = fedcp()
     h = task.features(theta, DATA.x)
     v = theta[OWN + "fc3.weight"].sum(0)
-    a = normed((v / v.norm() * h) @ theta[POLICY + "weight"].T + theta[POLICY + "bias"]).clamp(
+    a = layer_norm((v / v.norm() * h) @ theta[POLICY + "weight"].T + theta[POLICY + "bias"]).clamp(
         min=0
     )
     r = a[:, :5].exp() / (a[:, :5].exp() + a[:, 5:].exp())
@@ -118,7 +118,7 @@ def test_fedcp_two_steps_by_hand_and_what_is_sent(upload: Any, share: float) -> 
     assert isinstance(task, Separated)
     bare, how = task.inner, Training(lr=0.1, batch=8, epochs=2)
     own = keep(theta, task.private)
-    mine, reply = worked(
+    state, reply = run_call(
         method.local(own, Model(drop(theta, task.private)), party_of(bare, DATA, how), Key(3))
     )
     context = method.in_context(theta, task)
@@ -130,13 +130,13 @@ def test_fedcp_two_steps_by_hand_and_what_is_sent(upload: Any, share: float) -> 
         )
 
     moving = frozenset(theta.keys() - task.head_names)
-    after = stepped(value, stepped(value, context, moving, 0.1), moving, 0.1)
+    after = gradient_step(value, gradient_step(value, context, moving, 0.1), moving, 0.1)
     for k in ("fc3.weight", "fc3.bias"):
-        assert torch.allclose(mine[OWN + k], after[OWN + k], atol=1e-5)
+        assert torch.allclose(state[OWN + k], after[OWN + k], atol=1e-5)
         assert torch.allclose(
             reply.theta[k], share * after[OWN + k] + (1 - share) * theta[k], atol=1e-5
         )
-    assert mine.keys() == task.private
+    assert state.keys() == task.private
     assert reply.theta.keys() == theta.keys() - task.private
     for k in reply.theta.keys() - task.head_names:
         assert torch.allclose(reply.theta[k], after[k], atol=1e-5), k
@@ -172,10 +172,10 @@ def test_no_option_of_fedcp_is_without_effect(option: dict[str, Any]) -> None:
 def test_fedcp_gumbel_noise_is_gumbels() -> None:
     method, _, theta = fedcp()
     many = Samples(torch.zeros(4000, 6), torch.zeros(4000, dtype=torch.int64))
-    drawn = method.noise(batch_of(many), Key(1), Model(theta))
-    assert drawn.shape == (4000, 2, 5)
-    assert drawn.mean().item() == pytest.approx(0.5772, abs=0.02)
-    assert drawn.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
+    gumbel = method.noise(batch_of(many), Key(1), Model(theta))
+    assert gumbel.shape == (4000, 2, 5)
+    assert gumbel.mean().item() == pytest.approx(0.5772, abs=0.02)
+    assert gumbel.var().item() == pytest.approx(math.pi**2 / 6, abs=0.05)
 
 
 # --- GPFL
@@ -188,11 +188,11 @@ def gpfl(method: Gpfl | None = None) -> tuple[Gpfl, Valved, Params]:
     return method, task, task.init(Key(1))
 
 
-def valved(theta: Params, f: Tensor, condition: Tensor) -> Tensor:
+def valve_output(theta: Params, f: Tensor, condition: Tensor) -> Tensor:
     """Eqs. 1 and 2 written out."""
 
     def cov(which: str) -> Tensor:
-        out = normed((theta[which + "weight"] @ condition + theta[which + "bias"]).clamp(min=0))
+        out = layer_norm((theta[which + "weight"] @ condition + theta[which + "bias"]).clamp(min=0))
         return out * theta[which + "norm.weight"] + theta[which + "norm.bias"]
 
     return ((cov(GAMMA) + 1) * f + cov(BETA)).clamp(min=0)
@@ -204,17 +204,17 @@ def test_gpfl_conditions_by_hand() -> None:
     """
     method, task, theta = gpfl()
     party = party_of(task, Samples(noise(4, 6), torch.tensor([0, 0, 2, 0])), Training())
-    found = method.add_conditions(theta, party)
+    conditions = method.add_conditions(theta, party)
     C = theta[EMBEDDING]
-    assert torch.allclose(found[PERSONAL], 0.75 * C[0] + 0.25 * C[2], atol=1e-6)
-    assert torch.allclose(found[GENERIC], (C[0] + C[1] + C[2]) / 3, atol=1e-6)
+    assert torch.allclose(conditions[PERSONAL], 0.75 * C[0] + 0.25 * C[2], atol=1e-6)
+    assert torch.allclose(conditions[GENERIC], (C[0] + C[1] + C[2]) / 3, atol=1e-6)
 
 
 def by_hand(task: Valved, theta: Params, C: Tensor, data: Samples, lam: float, mlg: str) -> Tensor:
     """Eqs. 3 to 5, from embeddings that are frozen."""
     f = task.inner.features(theta, data.x)
     counts = torch.bincount(data.y, minlength=3).float()
-    f_P, f_G = valved(theta, f, counts @ C / counts.sum()), valved(theta, f, C.mean(0))
+    f_P, f_G = valve_output(theta, f, counts @ C / counts.sum()), valve_output(theta, f, C.mean(0))
     eq5 = F.cross_entropy(task.inner.head(theta, f_P), data.y)
     cosines = torch.stack([F.cosine_similarity(f_G, c[None]) for c in theta[EMBEDDING]], 1)
     eq3 = -(cosines.gather(1, data.y[:, None])[:, 0].exp() / cosines.exp().sum(1)).log().mean()
@@ -232,8 +232,8 @@ def test_gpfl_loss_by_hand(mlg: Any) -> None:
     )
     counts = torch.bincount(DATA.y, minlength=3).float()
     assert torch.allclose(begin[PERSONAL], counts @ C / 8, atol=1e-6)
-    found = method.loss(task, begin, batch_of(DATA), Frozen(C))
-    assert found.item() == pytest.approx(
+    loss = method.loss(task, begin, batch_of(DATA), Frozen(C))
+    assert loss.item() == pytest.approx(
         by_hand(task, theta, C, Samples(DATA.x, DATA.y), 0.3, mlg).item(), abs=1e-5
     )
 
@@ -242,7 +242,7 @@ def test_gpfl_two_steps_by_hand_with_weight_decay_on_embeddings_and_valve() -> N
     method, task, theta = gpfl(Gpfl(lam=0.3, mu=0.2))
     how = Training(lr=0.1, batch=8, epochs=2)
     heads = task.head_names
-    mine, reply = worked(
+    state, reply = run_call(
         method.local(
             keep(theta, heads), Model(drop(theta, heads)), party_of(task.inner, DATA, how), Key(3)
         )
@@ -255,11 +255,11 @@ def test_gpfl_two_steps_by_hand_with_weight_decay_on_embeddings_and_valve() -> N
             at[k].square().sum() for k in decayed
         )
 
-    every = frozenset(theta)
-    after = stepped(value, stepped(value, theta, every, 0.1), every, 0.1)
-    assert mine.keys() == heads
+    all_names = frozenset(theta)
+    after = gradient_step(value, gradient_step(value, theta, all_names, 0.1), all_names, 0.1)
+    assert state.keys() == heads
     assert reply.theta.keys() == theta.keys() - heads
-    for k, v in (mine | reply.theta).items():
+    for k, v in (state | reply.theta).items():
         assert torch.allclose(v, after[k], atol=1e-5), k
 
 
@@ -274,7 +274,7 @@ def test_gpfl_deploys_the_personal_route() -> None:
     x, theta = noise(10, 6, seed=3), model.theta
     assert isinstance(model.task, Valved)
     f = model.task.inner.features(theta, x)
-    answer = valved(theta, f, theta[PERSONAL]) @ theta["fc3.weight"].T + theta["fc3.bias"]
+    answer = valve_output(theta, f, theta[PERSONAL]) @ theta["fc3.weight"].T + theta["fc3.bias"]
     assert torch.allclose(model.logits(x), answer, atol=1e-5)
 
 
@@ -289,7 +289,7 @@ def test_no_option_of_gpfl_is_without_effect(option: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedcp", "gpfl"])
-def test_mr_goes_around_them_and_an_offset_does_not(method: str) -> None:
+def test_mr_wraps_them_and_an_offset_is_refused(method: str) -> None:
     plain, regularised = weights(method), weights(f"{method}+mr")
     assert not all(same(a, b) for a, b in zip(plain, regularised, strict=True))
     with pytest.raises(comity.UsageError, match="offset would be redundant"):
@@ -301,13 +301,13 @@ def test_bytes_are_the_networks_and_what_is_added(method: str) -> None:
     d, c = 7, 3
     body, head = 6 * d + d + d * d + d, d * c + c
     added = body + head + 2 * d * (d + 3) if method == "fedcp" else body + d * (c + 2 * d + 6)
-    sent = comity.run(method, federation(SIZES), **SETTINGS).summary["bytes"]
-    assert sent["up"] == sent["down"] == 2 * 3 * 4 * added
+    traffic = comity.run(method, federation(SIZES), **SETTINGS).summary["bytes"]
+    assert traffic["up"] == traffic["down"] == 2 * 3 * 4 * added
 
 
 @pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("method", ["fedcp", "gpfl"])
-def test_an_exported_model_says_what_the_run_would(method: str, tmp_path: Path) -> None:
+def test_an_exported_model_predicts_as_in_the_run(method: str, tmp_path: Path) -> None:
     result = comity.run(method, federation(SIZES), out=tmp_path / "run", **SETTINGS)
     export.export(result, "p0", tmp_path / "out")
     x = noise(20, 6, seed=9)

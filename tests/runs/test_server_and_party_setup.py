@@ -1,5 +1,5 @@
-"""A run in two halves: the server's needs only what parties say of themselves, a party's only its
-own data.
+"""The server's setup needs only what parties report about themselves; a party's setup needs only
+its own data.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def federation() -> comity.Federation:
     return comity.load("digits").partition("dirichlet(alpha=1)", 5, seed=0)
 
 
-def apart(chosen: Experiment, federation: comity.Federation) -> RunContext:
-    """The common ground as it would be made far from the data: from plain names and numbers."""
-    said = PartyInfos.of(federation, ACCURACY)
+def context_without_data(settings: Experiment, federation: comity.Federation) -> RunContext:
+    """The run context as a server without data builds it: from plain names and numbers."""
+    infos = PartyInfos.of(federation, ACCURACY)
     return RunContext(
-        chosen, PartyInfos(dict(said.parties), tuple(said.shape), said.classes, said.black)
+        settings, PartyInfos(dict(infos.parties), tuple(infos.shape), infos.classes, infos.black)
     )
 
 
-def test_the_servers_half_needs_no_data(federation: comity.Federation) -> None:
-    chosen = experiment(SETTINGS)
-    _, info = resolve_method(apart(chosen, federation))
-    whole = prepare(chosen, federation).info
+def test_the_servers_setup_needs_no_data(federation: comity.Federation) -> None:
+    settings = experiment(SETTINGS)
+    _, info = resolve_method(context_without_data(settings, federation))
+    whole = prepare(settings, federation).info
     for field in fields(info):
         if field.name != "tasks":
             assert getattr(info, field.name) == getattr(whole, field.name), field.name
@@ -60,19 +60,23 @@ def test_the_servers_half_needs_no_data(federation: comity.Federation) -> None:
     assert info.peers == (None, (0,), None, None)
 
 
-def test_a_partys_half_needs_its_own_data_only(federation: comity.Federation) -> None:
-    chosen = experiment(SETTINGS)
-    job = prepare(chosen, federation)
+def test_a_partys_setup_needs_its_own_data_only(federation: comity.Federation) -> None:
+    settings = experiment(SETTINGS)
+    job = prepare(settings, federation)
     for expected in job.parties:
-        made = make_party(apart(chosen, federation), expected.id, federation.parties[expected.name])
-        for field in fields(made):
+        party = make_party(
+            context_without_data(settings, federation),
+            expected.id,
+            federation.parties[expected.name],
+        )
+        for field in fields(party):
             if field.name not in ("task", "data"):
-                assert getattr(made, field.name) == getattr(expected, field.name), field.name
-        assert made.task.shapes == expected.task.shapes
-        assert made.data is expected.data
+                assert getattr(party, field.name) == getattr(expected, field.name), field.name
+        assert party.task.shapes == expected.task.shapes
+        assert party.data is expected.data
 
 
-def test_ways_of_its_own(federation: comity.Federation) -> None:
+def test_settings_of_one_party(federation: comity.Federation) -> None:
     job = prepare(experiment(SETTINGS), federation)
     first, second, _, newcomer = (party.training for party in job.parties)
     assert (first.lr, first.steps) == (0.05, 4)
@@ -86,13 +90,13 @@ def test_parties_with_one_network_share_one_task(federation: comity.Federation) 
 
 
 def least_batch(**settings: object) -> int:
-    """Of a party with three samples."""
+    """The smallest batch of a party with three samples."""
     few = Samples(torch.zeros(3, 3, 32, 32), torch.zeros(3, dtype=torch.int64))
-    said = PartyInfos(
+    infos = PartyInfos(
         {"north": PartyInfo(3, 3, 3, ["test"], False)}, (3, 32, 32), 10, (0.0, 0.0, 0.0)
     )
     return make_party(
-        RunContext(experiment(settings), said), 0, PartyData(few, few, few)
+        RunContext(experiment(settings), infos), 0, PartyData(few, few, few)
     ).training.min_batch
 
 
@@ -113,12 +117,12 @@ def test_the_smallest_batch() -> None:
         ({"newcomers": 1, "without": ["p0", "p1"]}, "nobody is there from the start"),
     ],
 )
-def test_seats_that_cannot_be(changes: dict[str, object], sentence: str) -> None:
+def test_invalid_rosters_are_refused(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         Roster.of(experiment(changes), ["p0", "p1", "p2"])
 
 
-def test_comity_run_is_the_function() -> None:
+def test_comity_run_is_the_function_not_the_module() -> None:
     import comity.runs.run
 
     assert callable(comity.run)

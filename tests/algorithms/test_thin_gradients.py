@@ -1,5 +1,5 @@
-"""Gradients of linear layers that are never written out: whatever a loss does with its weights, the
-steps are torch's.
+"""Thin gradients of linear layers, which are never materialised: whatever a loss does with its
+weights, the steps are torch's.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ def proximal(theta: Params, batch: Batch) -> Tensor:
     )
 
 
-def twice(theta: Params, batch: Batch) -> Tensor:
+def two_inputs(theta: Params, batch: Batch) -> Tensor:
     """Every layer is used for two inputs."""
     return TASK.loss(theta, batch) + TASK.features(theta, 2 * batch.x, train=True).square().mean()
 
 
-def partly(theta: Params, batch: Batch) -> Tensor:
+def without_head(theta: Params, batch: Batch) -> Tensor:
     """The head has no part in it, and one of its answers is thrown away."""
     TASK.head(theta, torch.ones(2, 4, dtype=batch.x.dtype))
     return TASK.features(theta, batch.x, train=True).square().mean()
 
 
-def cut_off(theta: Params, batch: Batch) -> Tensor:
+def detached_teacher(theta: Params, batch: Batch) -> Tensor:
     """A teacher without a gradient in between."""
     with torch.no_grad():
         teacher = TASK.logits(theta, batch.x)
     return (TASK.logits(theta, batch.x + 1) - teacher).square().mean()
 
 
-def attacked(theta: Params, batch: Batch) -> Tensor:
+def adversarial(theta: Params, batch: Batch) -> Tensor:
     """Inputs are moved along their gradient first: of first order in the weights."""
     x = batch.x.clone().requires_grad_()
     (slope,) = torch.autograd.grad(TASK.logits(theta, x).square().sum(), x)
     return TASK.logits(theta, batch.x + 0.1 * slope.sign()).square().mean()
 
 
-def penalised(theta: Params, batch: Batch) -> Tensor:
+def gradient_penalty(theta: Params, batch: Batch) -> Tensor:
     """The input's gradient is itself part of the loss: of second order in the weights."""
     x = batch.x.clone().requires_grad_()
     (slope,) = torch.autograd.grad(TASK.logits(theta, x).square().sum(), x, create_graph=True)
     return TASK.loss(theta, batch) + slope.square().mean()
 
 
-def penalised_later(theta: Params, batch: Batch) -> Tensor:
+def late_gradient_penalty(theta: Params, batch: Batch) -> Tensor:
     """Only from the third batch on, with running statistics that must not be updated twice."""
     if batch.number < 2:
         return BATCHNORM.loss(theta, batch)
@@ -91,7 +91,7 @@ def of_batch(loss: Callable[[Params, Batch], Tensor]) -> Loss[None]:
 
 
 LOSSES: list[Callable[[Params, Batch], Tensor]] = [
-    plain, proximal, twice, partly, cut_off, attacked, penalised, penalised_later, of_weights,
+    plain, proximal, two_inputs, without_head, detached_teacher, adversarial, gradient_penalty, late_gradient_penalty, of_weights,
 ]  # fmt: skip
 HOW = {
     "sgd": Training(lr=0.05),
@@ -107,7 +107,7 @@ def test_thin_and_whole_gradients_agree(loss: Any, how: str) -> None:
     """In 64 bits after six steps, also with a shift of every gradient and with some weights held
     fixed.
     """
-    task = BATCHNORM if loss is penalised_later else TASK
+    task = BATCHNORM if loss is late_gradient_penalty else TASK
     theta = {k: v.double() for k, v in task.init(Key(1)).items()}
     data = samples(18, SHAPE, CLASSES)
     data = type(data)(data.x.double(), data.y)
@@ -116,15 +116,15 @@ def test_thin_and_whole_gradients_agree(loss: Any, how: str) -> None:
         (frozenset({"fc1.weight", "fc2.bias", "fc2.weight"}), {"fc2.weight": theta["fc2.weight"]}),
     ):
         settings = Training(**vars(HOW[how]) | {"batch": 6, "epochs": 2})
-        asked = FitRequest(
+        request = FitRequest(
             of_batch(loss), theta, data, Key(2), settings, quadratic(), None, only, add
         )
-        whole = descent._train(asked, thin=False).theta
+        whole = descent._train(request, thin=False).theta
         ours = fit(loss, theta, data, Key(2), settings, only=only, add=add).theta
         torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-11)
 
 
-def test_the_tape_is_really_used() -> None:
+def test_a_plain_step_uses_the_tape() -> None:
     """A plain step of SGD asks autograd for no gradient of a weight matrix."""
     tapes: list[list[int]] = []
     add = Tape.add
@@ -143,15 +143,17 @@ def test_over_rows_is_vmap() -> None:
     theta = {"w": noise(3, 2, 4), "b": noise(3, 2)}
     x = {"x": noise(3, 5, 4, seed=1), "y": torch.tensor([[0, 1, 1, 0, 1]] * 3)}
 
-    def one(theta: Params, seen: Params) -> Params:
-        logits = torch.nn.functional.linear(seen["x"], theta["w"], theta["b"])
-        return {"value": cross_entropy(logits, seen["y"]), "mean": logits.mean(0)}
+    def loss_and_mean(theta: Params, data: Params) -> Params:
+        logits = torch.nn.functional.linear(data["x"], theta["w"], theta["b"])
+        return {"value": cross_entropy(logits, data["y"]), "mean": logits.mean(0)}
 
-    def plain_one(theta: Params, seen: Params) -> Params:
-        logits = torch.nn.functional.linear(seen["x"], theta["w"], theta["b"])
+    def plain_loss_and_mean(theta: Params, data: Params) -> Params:
+        logits = torch.nn.functional.linear(data["x"], theta["w"], theta["b"])
         return {
-            "value": torch.nn.functional.cross_entropy(logits, seen["y"]),
+            "value": torch.nn.functional.cross_entropy(logits, data["y"]),
             "mean": logits.mean(0),
         }
 
-    torch.testing.assert_close(over_rows(one, theta, x), vmap(plain_one)(theta, x))
+    torch.testing.assert_close(
+        over_rows(loss_and_mean, theta, x), vmap(plain_loss_and_mean)(theta, x)
+    )

@@ -1,6 +1,4 @@
-"""A run that was made longer is, byte for byte, the run that was asked for as many rounds from the
-start.
-"""
+"""A run that was extended is, byte for byte, the run that had that many rounds from the start."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
 
 SMALL = {"model": "mlp2(width=8)", "lr": 0.05}
-ASKED: dict[str, dict[str, Any]] = {
+METHOD_SETTINGS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "scaffold": {"participation": 0.5},
     "fedavg+dbe": {"eval_every": 2},
@@ -37,11 +35,11 @@ def same(longer_one: comity.Result, straight: comity.Result) -> None:
     """Everything but the time it took is equal."""
     assert tables(longer_one.folder) == tables(straight.folder)
     for name in ("absences.csv", "config.toml"):
-        found = [
-            path.read_bytes() if (path := one.folder / name).exists() else None
-            for one in (longer_one, straight)
+        contents = [
+            path.read_bytes() if (path := result.folder / name).exists() else None
+            for result in (longer_one, straight)
         ]
-        assert found[0] == found[1], name
+        assert contents[0] == contents[1], name
     ours, theirs = (
         {k: v for k, v in r.summary.items() if k != "seconds"} for r in (longer_one, straight)
     )
@@ -49,25 +47,25 @@ def same(longer_one: comity.Result, straight: comity.Result) -> None:
     RunFolder(longer_one.folder).check()
 
 
-def go_on(text: str, folder: Path, rounds: int, **settings: Any) -> comity.Result:
+def extend_run(text: str, folder: Path, rounds: int, **settings: Any) -> comity.Result:
     extend.extend(folder, rounds)
     return run(text, folder, rounds=rounds, resume=True, **settings)
 
 
 @pytest.mark.sweep("fedavg+dbe", "fed-sps", "solo")
-@pytest.mark.parametrize("text", ASKED)
+@pytest.mark.parametrize("text", METHOD_SETTINGS)
 def test_a_finished_run_goes_on(text: str, tmp_path: Path) -> None:
-    settings = SMALL | ASKED[text]
+    settings = SMALL | METHOD_SETTINGS[text]
     straight = run(text, tmp_path / "straight", rounds=5, **settings)
-    done = run(text, tmp_path / "longer", rounds=3, **settings)
-    before = done.summary
-    result = go_on(text, tmp_path / "longer", 5, **settings)
+    shorter = run(text, tmp_path / "longer", rounds=3, **settings)
+    before = shorter.summary
+    result = extend_run(text, tmp_path / "longer", 5, **settings)
     same(result, straight)
     assert [row.round for row in RunFolder(result.folder).read_timing()] == list(
         range(straight.summary["rounds"] + 1)
     )
-    kept = json.loads((tmp_path / "longer" / "summary-3-rounds.json").read_text())
-    assert kept == before
+    saved_summary = json.loads((tmp_path / "longer" / "summary-3-rounds.json").read_text())
+    assert saved_summary == before
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def test_on_other_engines(settings: dict[str, Any], tmp_path: Path) -> None:
     settings = SMALL | settings
     straight = run("scaffold", tmp_path / "straight", rounds=4, **settings)
     run("scaffold", tmp_path / "longer", rounds=2, **settings)
-    same(go_on("scaffold", tmp_path / "longer", 4, **settings), straight)
+    same(extend_run("scaffold", tmp_path / "longer", 4, **settings), straight)
 
 
 class StopAfter(Quiet):
@@ -98,12 +96,12 @@ class StopAfter(Quiet):
 def test_a_stopped_run_goes_on_for_longer_or_shorter(
     text: str, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one whose parties fine-tune after the last round, which was not reached."""
+    """Also for a method whose parties fine-tune after the last round, which was not reached."""
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     straight = run(text, tmp_path / "straight", rounds=rounds, **SMALL)
     with pytest.raises(KeyboardInterrupt):
         run(text, tmp_path / "longer", rounds=5, progress=StopAfter(2), **SMALL)
-    same(go_on(text, tmp_path / "longer", rounds, **SMALL), straight)
+    same(extend_run(text, tmp_path / "longer", rounds, **SMALL), straight)
 
 
 def test_stopped_before_the_first_checkpoint(
@@ -113,61 +111,65 @@ def test_stopped_before_the_first_checkpoint(
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", math.inf)
     with pytest.raises(KeyboardInterrupt):
         run("fedavg", tmp_path / "longer", rounds=3, progress=StopAfter(1), **SMALL)
-    same(go_on("fedavg", tmp_path / "longer", 4, **SMALL), straight)
+    same(extend_run("fedavg", tmp_path / "longer", 4, **SMALL), straight)
 
 
-def test_twice(tmp_path: Path) -> None:
+def test_a_run_is_extended_twice(tmp_path: Path) -> None:
     straight = run("scaffold", tmp_path / "straight", rounds=4, **SMALL)
     run("scaffold", tmp_path / "longer", rounds=2, **SMALL)
-    go_on("scaffold", tmp_path / "longer", 3, **SMALL)
-    same(go_on("scaffold", tmp_path / "longer", 4, **SMALL), straight)
+    extend_run("scaffold", tmp_path / "longer", 3, **SMALL)
+    same(extend_run("scaffold", tmp_path / "longer", 4, **SMALL), straight)
 
 
-STEPS = 9  # files that are replaced or renamed on the way; the last tests find out if they are more
+STEPS = (
+    9  # the number of files that an extension replaces or renames; the last steps fail if it grows
+)
 
 
 def _killed_at(step: int, folder: Path) -> None:
-    """Go on, and be killed before the n-th file is replaced."""
-    left = [step]
+    """Extend the run, and die before the n-th file is replaced."""
+    steps_left = [step]
     replace = os.replace
 
-    def counted(*args: Any, **options: Any) -> None:
-        if left[0] == 0:
+    def counting_replace(*args: Any, **options: Any) -> None:
+        if steps_left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        left[0] -= 1
+        steps_left[0] -= 1
         replace(*args, **options)
 
-    os.replace = counted
-    go_on("fedavg", folder, 4, **SMALL)
+    os.replace = counting_replace
+    extend_run("fedavg", folder, 4, **SMALL)
 
 
 @pytest.mark.parametrize("step", range(STEPS))
-def test_killed_on_the_way(step: int, tmp_path: Path) -> None:
-    """Whatever is there is one whole run or the other, and asking again ends with the longer one."""
+def test_killed_while_extending(step: int, tmp_path: Path) -> None:
+    """The folder has either complete run, and extending it again gives the longer one."""
     straight = run("fedavg", tmp_path / "straight", rounds=4, **SMALL)
-    done = run("fedavg", tmp_path / "longer", rounds=2, **SMALL)
+    shorter = run("fedavg", tmp_path / "longer", rounds=2, **SMALL)
     (tmp_path / "longer" / "measures.json").write_text("{}")
-    before = tables(done.folder)
+    before = tables(shorter.folder)
     victim = multiprocessing.get_context("fork").Process(
         target=_killed_at, args=(step, tmp_path / "longer")
     )
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL
-    found = RunFolder(tmp_path / "longer")
-    found.check()
-    asked = found.read_experiment().rounds
-    again = run("fedavg", tmp_path / "longer", rounds=asked, resume=True, **SMALL)
-    if asked == 2:
+    run_folder = RunFolder(tmp_path / "longer")
+    run_folder.check()
+    rounds_found = run_folder.read_experiment().rounds
+    again = run("fedavg", tmp_path / "longer", rounds=rounds_found, resume=True, **SMALL)
+    if rounds_found == 2:
         assert tables(again.folder) == before
-        again = go_on("fedavg", tmp_path / "longer", 4, **SMALL)
+        again = extend_run("fedavg", tmp_path / "longer", 4, **SMALL)
     same(again, straight)
 
 
 # --- what cannot go on
 
 
-def refused(text: str, folder: Path, first: int, rounds: int, words: str, **settings: Any) -> None:
+def assert_refused(
+    text: str, folder: Path, first: int, rounds: int, words: str, **settings: Any
+) -> None:
     run(text, folder, rounds=first, **SMALL | settings)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(comity.UsageError, match=words):
@@ -176,23 +178,25 @@ def refused(text: str, folder: Path, first: int, rounds: int, words: str, **sett
 
 
 def test_fewer_rounds_than_done(tmp_path: Path) -> None:
-    refused("fedavg", tmp_path, 3, 2, "has 3 rounds already")
+    assert_refused("fedavg", tmp_path, 3, 2, "has 3 rounds already")
 
 
 def test_after_finish(tmp_path: Path) -> None:
-    refused("fedbabu(finetune_epochs=1)", tmp_path, 1, 2, "has changed its models after the last")
+    assert_refused(
+        "fedbabu(finetune_epochs=1)", tmp_path, 1, 2, "has changed its models after the last"
+    )
 
 
 def test_after_newcomers_have_joined(tmp_path: Path) -> None:
-    refused("fedavg", tmp_path, 1, 2, "newcomers have joined", newcomers=1, join_epochs=1)
+    assert_refused("fedavg", tmp_path, 1, 2, "newcomers have joined", newcomers=1, join_epochs=1)
 
 
 def test_after_patience_has_ended_it(tmp_path: Path) -> None:
-    refused("fedavg", tmp_path, 9, 20, "no better", patience=1, lr=1e-6)
+    assert_refused("fedavg", tmp_path, 9, 20, "no better", patience=1, lr=1e-6)
 
 
 def test_a_method_that_plans_by_the_number_of_rounds(tmp_path: Path) -> None:
-    refused("fedufo", tmp_path, 2, 4, "number of rounds", lr=0.01)
+    assert_refused("fedufo", tmp_path, 2, 4, "number of rounds", lr=0.01)
 
 
 def test_damage_is_noticed_first(tmp_path: Path) -> None:

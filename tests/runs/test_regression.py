@@ -1,5 +1,5 @@
-"""A label that is a number: squared error, R² and the mean absolute error; who needs classes says
-so.
+"""Regression, where the label is a number: squared error, R² and mean absolute error. Methods that
+need classes refuse.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ def test_figures_are_scikit_learns_in_the_labels_own_unit(engine: str, tmp_path:
     assert result.summary["accuracy"]["mean"] is None
     for party in fed.names:
         rows = list(fed.split.parties[party].test)
-        said = result.model(party).predict(data.x[rows])
+        predictions = result.model(party).predict(data.x[rows])
         truth = data.y[rows]
         assert result.summary["r2"]["per_party"][party] == pytest.approx(
-            r2_score(truth, said), abs=1e-5
+            r2_score(truth, predictions), abs=1e-5
         )
         assert result.summary["mae"]["per_party"][party] == pytest.approx(
-            mean_absolute_error(truth, said), abs=1e-4
+            mean_absolute_error(truth, predictions), abs=1e-4
         )
     assert not [row for row in result.metrics if row.metric == "accuracy"]
     assert {row.metric for row in result.metrics if row.round == 1} == {"r2", "loss"}
@@ -113,28 +113,30 @@ def test_engines_agree(tmp_path: Path) -> None:
 def test_every_method_runs_or_says_why_not(tmp_path: Path) -> None:
     fed = table().partition("auto")
     refused = set()
-    wrapped = {name: f"fedavg+{name}" for name in ("dbe", "prbm", "median", "trimmed", "serveropt")}
-    wrapped |= {
+    wrapped_methods = {
+        name: f"fedavg+{name}" for name in ("dbe", "prbm", "median", "trimmed", "serveropt")
+    }
+    wrapped_methods |= {
         "mr": "fedper+mr",
         "dp": "fedavg+dp(noise=1)",
         "krum": "fedavg+krum(f=0)",
         "ldp": "adcol+ldp(noise=1)",
     }
-    for name in (wrapped.get(name, name) for name in algorithms.names()):
+    for name in (wrapped_methods.get(name, name) for name in algorithms.names()):
         try:
-            found = comity.run(name, fed, out=tmp_path / name, **(RUN | {"rounds": 1}))
+            result = comity.run(name, fed, out=tmp_path / name, **(RUN | {"rounds": 1}))
         except UsageError as why:
             assert str(why).endswith("but the label of these data is a number, not a class.")  # noqa: PT017 - or the test ends
             refused.add(name)
         else:
-            assert found.summary["r2"]["mean"] is not None
+            assert result.summary["r2"]["mean"] is not None
     assert refused == CLASSES
 
 
 def test_it_learns(tmp_path: Path) -> None:
     fed = table().partition("auto")
-    found = comity.run("fedavg", fed, out=tmp_path, **(RUN | {"rounds": 30, "model": "linear"}))
-    assert found.summary["r2"]["mean"] > 0.9
+    result = comity.run("fedavg", fed, out=tmp_path, **(RUN | {"rounds": 30, "model": "linear"}))
+    assert result.summary["r2"]["mean"] > 0.9
 
 
 def test_arrays_with_no_classes() -> None:
@@ -143,10 +145,10 @@ def test_arrays_with_no_classes() -> None:
         {"a": (x, 3 * x[:, 0]), "b": (x, 3 * x[:, 0] + 0.5)}, classes=0
     )
     assert fed.counts().tolist() == [[len(fed.parties[name].train)] for name in ("a", "b")]
-    found = comity.run("fedavg", fed, rounds=20, model="linear")
-    assert found.model("a").predict(np.array([[1.0, 0.0]])).item() == pytest.approx(3, abs=0.5)
+    result = comity.run("fedavg", fed, rounds=20, model="linear")
+    assert result.model("a").predict(np.array([[1.0, 0.0]])).item() == pytest.approx(3, abs=0.5)
     with pytest.raises(UsageError, match="predicts a number, which has no classes"):
-        found.model("a").predict_proba(x)
+        result.model("a").predict_proba(x)
     with pytest.raises(UsageError, match="must be whole numbers"):
         comity.Federation.from_arrays({"a": (x, 3 * x[:, 0])})
 
@@ -172,7 +174,7 @@ def test_metrics_that_do_not_fit() -> None:
         comity.run("fedavg", digits, metric="r2", rounds=1)
 
 
-def test_a_model_that_says_the_mean_explains_nothing() -> None:
+def test_a_model_that_predicts_the_mean_has_r2_of_zero() -> None:
     y = torch.tensor([1.0, 2.0, 6.0])
     assert METRICS["r2"].of(torch.full((3, 1), 3.0), y) == pytest.approx(0)
     assert METRICS["r2"].of(y[:, None], y) == pytest.approx(1)
@@ -181,7 +183,7 @@ def test_a_model_that_says_the_mean_explains_nothing() -> None:
 
 
 @pytest.mark.usefixtures("without_onnx")
-def test_from_files_to_a_number_in_use(tmp_path: Path) -> None:
+def test_from_csv_files_to_a_prediction(tmp_path: Path) -> None:
     data = table()
     (tmp_path / "in").mkdir()
     for k, name in enumerate(("east", "north", "south")):
@@ -207,25 +209,25 @@ def test_from_files_to_a_number_in_use(tmp_path: Path) -> None:
     assert report(tmp_path / "run", quick=True).stat().st_size > 0
 
 
-def test_the_page(tmp_path: Path) -> None:
-    """It ranks by R², has no column of accuracy, and tells the error in the label's own unit."""
+def test_the_report_page(tmp_path: Path) -> None:
+    """It ranks by R², has no accuracy column, and shows the error in the label's unit."""
     for method in ("solo", "fedavg"):
         comity.run(method, table().partition("auto"), out=tmp_path / "c" / method / "seed-0", **RUN)
     page = report(tmp_path / "c", quick=True).read_text(encoding="utf-8")
-    shown = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
-    assert "do not agree" not in shown
-    heads = re.findall(r"<th[^>]*>(.*?)</th>", shown)
+    visible_page = re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+    assert "do not agree" not in visible_page
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", visible_page)
     assert "R²" in heads
     assert "accuracy" not in heads
     (error,) = {h for h in heads if "error" in h}
     assert error == "mean absolute error"
-    after = shown[shown.index(error) :]
+    after = visible_page[visible_page.index(error) :]
     (solo,) = re.findall(r">solo</t[dh]>\s*<td[^>]*>([^<]*)<", after)[:1]
     assert float(solo) > 0, "a number, not a share"
 
 
-def test_what_is_told_in_accuracy_or_by_class_is_refused(tmp_path: Path) -> None:
-    """An effect of +0.0 on everybody would be wrong without a word."""
+def test_studies_by_accuracy_or_class_are_refused(tmp_path: Path) -> None:
+    """Otherwise they would silently report an effect of +0.0 for every party."""
     fed = table().partition("auto")
     comity.run("fedavg", fed, out=tmp_path / "run", **RUN)
     with pytest.raises(UsageError, match="measure describes representations by the classes"):
@@ -236,25 +238,25 @@ def test_what_is_told_in_accuracy_or_by_class_is_refused(tmp_path: Path) -> None
         comity.leave_one_out("fedavg", fed, **RUN)
 
 
-def test_trackers_hear_of_it() -> None:
-    told: dict[str, float] = {}
+def test_trackers_receive_r2() -> None:
+    figures_received: dict[str, float] = {}
 
     class Listener:
         def begin(self, folder: Path, settings: object) -> None:
             pass
 
         def round(self, t: int, figures: Mapping[str, float]) -> None:
-            told.update(figures)
+            figures_received.update(figures)
 
         def end(self, summary: object) -> None:
             pass
 
     comity.run("fedavg", table().partition("auto"), track=[Listener()], **RUN)
-    assert {"r2/mean", "loss/mean", "party_r2/east"} <= told.keys()
-    assert not any("accuracy" in name for name in told)
+    assert {"r2/mean", "loss/mean", "party_r2/east"} <= figures_received.keys()
+    assert not any("accuracy" in name for name in figures_received)
 
 
-def test_many_whole_numbers_are_asked_about(tmp_path: Path) -> None:
+def test_many_distinct_integers_need_an_explicit_kind(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     lines = [f"{k % 7 + 0.5},{k % 30}" for k in range(60)]
     (tmp_path / "in" / "a.csv").write_text("\n".join(["x,days", *lines]), encoding="utf-8")
