@@ -86,8 +86,9 @@ def test_curves(comparison: Comparison, method: str) -> None:
         assert row["high"] - row["low"] == pytest.approx(2 * statistics.pstdev(means))
         assert row["high"] + row["low"] == pytest.approx(2 * statistics.fmean(means))
         byte_counts = [
-            comparison.bytes(method, seed, lambda r, t=t: int(r["round"]) <= t) for seed in SEEDS
-        ]  # type: ignore[misc]
+            comparison.bytes(method, seed, lambda r, t=t: int(r["round"]) <= t)  # type: ignore[misc]
+            for seed in SEEDS
+        ]
         assert row["bytes"] == pytest.approx(statistics.fmean(byte_counts))
         assert row["seeds"] == len(SEEDS)
         assert row["spread"] == pytest.approx(statistics.pstdev(means))
