@@ -113,13 +113,13 @@ def test_2_batches_are_poisson_samples() -> None:
 
 
 def test_3_each_round_is_accounted_with_its_own_sizes(federation: comity.Federation) -> None:
-    few, many = (
+    small_release, large_release = (
         Release("row", "gaussian", 1.0, 1.0, rate=min(1.0, 64 / n), steps=-(-n // 64))
         for n in (100, 3000)
     )
-    mixed = epsilon({few: 9, many: 1}, 1e-5)
-    assert mixed > 3 * epsilon(
-        {many: 10}, 1e-5
+    mixed_epsilon = epsilon({small_release: 9, large_release: 1}, 1e-5)
+    assert mixed_epsilon > 3 * epsilon(
+        {large_release: 10}, 1e-5
     )  # the wrong account: the last round's size for all ten
     sizes = {"large": 300, "small": 20}
     digits = comity.load("digits")
@@ -264,11 +264,11 @@ def test_9_different_neighbour_relations_are_not_composed() -> None:
     sampled_release = Release("row", "gaussian", 0.5, 2.0, rate=0.1, steps=10)
     replaced_release = Release("row", "gaussian", 1.0, 2.0, "replaced")
     drawn_release = Release("row", "gaussian", 1.0, 2.0, "replaced", drawn_of=10, drawn=2)
-    mixed = {sampled_release: 1, replaced_release: 1}
-    assert epsilon(mixed, 1e-5) == pytest.approx(
+    mixed_history = {sampled_release: 1, replaced_release: 1}
+    assert epsilon(mixed_history, 1e-5) == pytest.approx(
         epsilon({sampled_release: 1, replace(replaced_release, neighbours="blank"): 1}, 1e-5)
     )
-    assert neighbours_of(mixed) == "blank"
+    assert neighbours_of(mixed_history) == "blank"
     assert neighbours_of({replaced_release: 2}) == "replaced"
     assert epsilon({sampled_release: 1, drawn_release: 1}, 1e-5) == math.inf
     assert neighbours_of({sampled_release: 1, drawn_release: 1}) == ""

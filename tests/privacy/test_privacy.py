@@ -52,9 +52,13 @@ def test_moments_accountant_of_abadi_et_al() -> None:
     ("rate", "noise", "order"), [(0.1, 1.0, 2), (0.3, 2.0, 5), (0.02, 1.5, 16), (1.0, 3.0, 7)]
 )
 def test_renyi_divergence_by_integration(rate: float, noise: float, order: int) -> None:
-    plain = density(GRID, 0, noise)
-    mixed = (1 - rate) * plain + rate * density(GRID, 1, noise)
-    inside = np.where(plain > 0, plain * (mixed / np.where(plain > 0, plain, 1)) ** order, 0)
+    noise_density = density(GRID, 0, noise)
+    mixture = (1 - rate) * noise_density + rate * density(GRID, 1, noise)
+    inside = np.where(
+        noise_density > 0,
+        noise_density * (mixture / np.where(noise_density > 0, noise_density, 1)) ** order,
+        0,
+    )
     assert sampled_gaussian_rdp(rate, noise, order) == pytest.approx(
         math.log(inside.sum() * STEP) / (order - 1), rel=1e-6
     )

@@ -174,10 +174,12 @@ def test_party_level_clips_updates_and_adds_noise_to_the_mean(
     after = result.model("north").theta
     change = torch.cat([(after[name] - before[name]).flatten() for name in before])
     assert change.norm().item() <= 0.01 * (1 + 1e-4)
-    noisy = (
+    noisy_theta = (
         run("fedavg+dp(level=party,noise=3,clip=0.01)", federation, rounds=1).model("north").theta
     )
-    spread = torch.cat([(noisy[name] - after[name]).flatten() for name in before]).std().item()
+    spread = (
+        torch.cat([(noisy_theta[name] - after[name]).flatten() for name in before]).std().item()
+    )
     assert spread == pytest.approx(3 * 0.01 / 3, rel=0.1)
 
 

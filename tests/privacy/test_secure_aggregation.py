@@ -1,5 +1,5 @@
 """Secure aggregation between honest sites and an honest server: the mean is right or the round is
-refused, whoever is lost; secret sharing, encoding and noise do what their docstrings state.
+refused, whichever sites are lost; secret sharing, encoding and noise do what their docstrings state.
 
 What a malicious server can do is in tests/adversary/test_secure_aggregation_attacks.py.
 """
@@ -592,7 +592,7 @@ def test_noise_is_discrete_gaussian(sigma: float) -> None:
 
 
 def test_low_bits_decide_where_high_bits_are_equal() -> None:
-    """The far tail: all entries with equal high bits, told apart by 64 more bits."""
+    """The far tail: all entries have equal high bits and are distinguished by 64 more bits."""
     table = noise.tail_table(4.0)
     far = int((table.high == 0).sum())
     assert far > 5

@@ -82,9 +82,9 @@ class Gossip(Algorithm[Empty, Params, Empty]):
 
     @on_party
     async def local(self, state: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
-        (received,) = party.inbox.values()
-        mixed = average({0: state, 1: received.theta}, {0: 1 - self.share, 1: self.share})
-        return (await party.fit(plain, mixed, key)).theta, Empty()
+        (message,) = party.inbox.values()
+        mean = average({0: state, 1: message.theta}, {0: 1 - self.share, 1: self.share})
+        return (await party.fit(plain, mean, key)).theta, Empty()
 
     def deployed_model(self, state: Params, m: Empty, party: Party) -> Params:
         return state

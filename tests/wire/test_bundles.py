@@ -52,9 +52,11 @@ def test_common_tensors_are_packed_once() -> None:
             [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
             for tree in (trees[w], content)
         )
-        for original, received in zip(*tensors, strict=True):
-            assert torch.equal(original, received)
-            assert received.data_ptr() % 64 == 0, "as torch's own memory: BLAS may round by it"
+        for original_tensor, unpacked_tensor in zip(*tensors, strict=True):
+            assert torch.equal(original_tensor, unpacked_tensor)
+            assert unpacked_tensor.data_ptr() % 64 == 0, (
+                "as torch's own memory: BLAS may round by it"
+            )
         assert content["messages"][w][0].theta["w"] is content["messages"][9][0].theta["w"]
 
 

@@ -129,9 +129,9 @@ def test_memory_files_are_reused_after_reading():
     sender, receiver = Channel.pair()
     for k in range(20):
         sender.send(torch.full((1000,), float(k)))
-        received = receiver.receive()
-        assert received[0] == k
-        del received
+        tensor = receiver.receive()
+        assert tensor[0] == k
+        del tensor
         gc.collect(0)  # the youngest are enough: all of a long test session would take a second
         receiver.send(None)
         sender.receive()
@@ -140,13 +140,13 @@ def test_memory_files_are_reused_after_reading():
 
 def test_message_in_use_is_not_overwritten():
     sender, receiver = Channel.pair()
-    received = []
+    tensors = []
     for k in range(5):
         sender.send(torch.full((1000,), float(k)))
-        received.append(receiver.receive())
+        tensors.append(receiver.receive())
         receiver.send(None)
         sender.receive()
-    assert [t[0].item() for t in received] == [0, 1, 2, 3, 4]
+    assert [t[0].item() for t in tensors] == [0, 1, 2, 3, 4]
 
 
 def test_padding_in_a_reused_memory_file_is_zero():

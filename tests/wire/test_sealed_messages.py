@@ -60,15 +60,15 @@ def test_sealed_messages_round_trip():
     lock, (sender_end, receiver_end) = new_lock(), Channel.pair()
     sealed = new_sealed_message()
     sender_end.send(lock.close({"a": sealed, "b": sealed}))
-    received = receiver_end.receive()
-    assert isinstance(received["a"], Sealed)
-    assert received["a"] is received["b"]
-    assert (received["a"].size, received["a"].to, received["a"].origin) == (
+    content = receiver_end.receive()
+    assert isinstance(content["a"], Sealed)
+    assert content["a"] is content["b"]
+    assert (content["a"].size, content["a"].to, content["a"].origin) == (
         256,
         (RECIPIENT, SECOND_RECIPIENT),
         Origin(SENDER, CALL.round),
     )
-    assert torch.equal(open_content(received["a"], lock=lock).theta["w"], THETA["w"])
+    assert torch.equal(open_content(content["a"], lock=lock).theta["w"], THETA["w"])
     decoded = decode(
         encode(lock.close([new_sealed_message()]), sealed_messages=True), sealed_messages=True
     )

@@ -68,11 +68,11 @@ def server_traffic(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
             return data
 
         def recvmsg(self, *args: Any) -> Any:
-            received = super().recvmsg(*args)
-            traffic.append(received[0])
-            for _, _, blob in received[1]:
+            result = super().recvmsg(*args)
+            traffic.append(result[0])
+            for _, _, blob in result[1]:
                 record_files(array.array("i", blob))
-            return received
+            return result
 
     def pair() -> tuple[Channel, Channel]:
         server_end, worker_end = socket.socketpair()
@@ -322,7 +322,7 @@ def test_each_run_has_one_secret_that_the_server_never_has(
     monkeypatch.setattr(sealing, "SharedSecret", record_secret)
     secrets = []
     for name in ("first", "second"):
-        secret_folder = tmp_path / f"told-{name}"
+        secret_folder = tmp_path / f"secrets-{name}"
         secret_folder.mkdir()
         on_processes(tmp_path / name, rounds=1)
         assert len(list(secret_folder.iterdir())) == 3

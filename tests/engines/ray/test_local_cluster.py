@@ -116,9 +116,9 @@ def test_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     os.kill(run.pid, signal.SIGKILL)
     run.communicate()
     assert rounds(out) < 40
-    resumed = start_command(tmp_path, "resume", str(out))
-    output = resumed.communicate()[0]
-    assert resumed.returncode == 0, output
+    resume_command = start_command(tmp_path, "resume", str(out))
+    output = resume_command.communicate()[0]
+    assert resume_command.returncode == 0, output
     assert "ray" not in output.lower().replace(str(out).lower(), ""), (
         "Ray's own messages are not printed"
     )
