@@ -1,5 +1,5 @@
-"""Key exchange between sites: keys are signed by certificates, and a sealed message opens only for its
-recipient, sender, run and round.
+"""Key exchange between sites: keys are signed by certificates, and a sealed message opens only for
+its recipient, sender, run and round.
 """
 
 from __future__ import annotations
@@ -352,8 +352,8 @@ def test_sealed_message_replayed_in_another_round_is_refused(sites: Sites) -> No
 def test_sealed_message_of_an_undeclared_type_is_refused(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site seals a value of a type that the method does not declare; recipients refuse it and name
-    the sender.
+    """A site seals a value of a type that the method does not declare; recipients refuse it and
+    name the sender.
     """
     original = Lock._close
 

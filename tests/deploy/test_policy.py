@@ -1,5 +1,5 @@
-"""The site policy: each rule allows and refuses, the refusal names the rule, and no file of a run is
-executed before the check.
+"""The site policy: each rule allows and refuses, the refusal names the rule, and no file of a run
+is executed before the check.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def test_metrics_of_few_samples_are_withheld(default_sites: Sites) -> None:
 
 
 def test_run_without_any_metrics(default_sites: Sites) -> None:
-    """A run without any metrics is refused before training. If policies change during a run, metrics
-    end, and the run continues.
+    """A run without any metrics is refused before training. If policies change during a run,
+    metrics end, and the run continues.
     """
     for name in default_sites.names:
         default_sites.change(name, {"records = 10\n": "records = 25\n"})

@@ -1,4 +1,6 @@
-"""A server without data: runs between sites write the same bytes as the loop engine with pooled data."""
+"""A server without data: runs between sites write the same bytes as the loop engine with pooled
+data.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 
 @pytest.fixture
 def without_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the export of models and reports at the sites, which takes seconds and is tested elsewhere."""
+    """Skip the export of models and reports at the sites, which takes seconds and is tested
+    elsewhere.
+    """
     monkeypatch.setattr(site_results, "export", lambda *_: [])
     monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
 
@@ -92,7 +96,9 @@ def test_sites_equal_loop_for_every_method(
 def test_dp_at_sites_has_the_same_account_and_different_noise(
     sites: Sites, tmp_path: Path, without_exports: None
 ) -> None:
-    """Noise is drawn from the sites' secrets, so it differs from a simulation's; the account is equal."""
+    """Noise is drawn from the sites' secrets, so it differs from a simulation's; the account is
+    equal.
+    """
     settings = usual("fedavg") | {"model": "lenet5(width=8)"}
     server_folder = sites.run("fedavg+dp(noise=1.5)", "private", **settings)
     pooled = sites.pooled("fedavg+dp(noise=1.5)", tmp_path / "pooled", **settings)
@@ -119,8 +125,8 @@ def test_dp_at_sites_has_the_same_account_and_different_noise(
 
 
 def test_epsilon_budget_of_a_site_covers_all_runs(tmp_path: Path, without_exports: None) -> None:
-    """Each of two runs costs 4 to 5.7. A policy with epsilon 5.7 allows the first, and refuses every
-    run without a bound.
+    """Each of two runs costs 4 to 5.7. A policy with epsilon 5.7 allows the first, and refuses
+    every run without a bound.
     """
     changes = {**OPEN, 'epsilon = "inf"': "epsilon = 5.7"}
     sites = Sites(tmp_path / "bounded", SIZES, changes)
@@ -141,8 +147,8 @@ def test_epsilon_budget_of_a_site_covers_all_runs(tmp_path: Path, without_export
 
 
 def sealed_messages(rows: list[Charge], site: str) -> list[tuple[Any, ...]]:
-    """The sealed messages of a site. The site charges one that it sends under its own call, the server
-    under the recipient's call.
+    """The sealed messages of a site. The site charges one that it sends under its own call, the
+    server under the recipient's call.
     """
     return sorted(
         (r.round, r.call if r.dst == site else "", r.src, r.dst, r.bytes)
@@ -174,7 +180,9 @@ def test_site_with_a_solo_run_reports_its_gain(tmp_path: Path, without_exports: 
 def test_comparison_between_sites_equals_that_of_pooled_data(
     tmp_path: Path, without_exports: None
 ) -> None:
-    """Gains, intervals and verdicts equal those of pooled data, although outcomes stay at the sites."""
+    """Gains, intervals and verdicts equal those of pooled data, although outcomes stay at the
+    sites.
+    """
     sites = Sites(tmp_path / "closed", SIZES, {**OPEN, "outcomes = false": "outcomes = false "})
     settings = usual("fedavg") | {"model": "mlp2(width=8)"}
 

@@ -1,5 +1,5 @@
-"""Measures of representations at a site: they equal those of a simulation for that party, and none of
-them leaves the site.
+"""Measures of representations at a site: they equal those of a simulation for that party, and none
+of them leaves the site.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 
 @pytest.fixture(autouse=True)
 def _without_exports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the export of models and reports at the sites, which takes seconds and is tested elsewhere."""
+    """Skip the export of models and reports at the sites, which takes seconds and is tested
+    elsewhere.
+    """
     monkeypatch.setattr(site_results, "export", lambda *_: [])
     monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
 

@@ -84,7 +84,9 @@ FIRST_NOISY_FUNCTION = {
 def test_noise_at_sites_differs_from_a_simulation(
     method: str, sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first noisy reply of each site differs from the simulation's, although the messages are equal."""
+    """The first noisy reply of each site differs from the simulation's, although the messages are
+    equal.
+    """
     transport = sites.transport()
     site_replies = record_replies(transport)
     name = "".join(c for c in method if c.isalnum())

@@ -1,5 +1,5 @@
-"""Faults at sites: missing and invalid replies are reported, and everything else equals a simulation
-with the same absences.
+"""Faults at sites: missing and invalid replies are reported, and everything else equals a
+simulation with the same absences.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ INVALID_EVALUATIONS: dict[str, Callable[[Evaluation], Any]] = {
 
 @pytest.mark.parametrize("what", INVALID_EVALUATIONS)
 def test_impossible_evaluation_is_left_out(what: str, open_sites: Sites) -> None:
-    """A site can send wrong metrics, but values that no evaluation of its samples can have are refused."""
+    """A site can send wrong metrics, but values that no evaluation of its samples can have are
+    refused.
+    """
     transport = open_sites.transport()
     last_requests: dict[str, Any] = {}
 
@@ -262,7 +264,9 @@ MARKER = "the-secret-of-a-patient"
 def test_error_at_a_site_is_reported_without_its_message(
     open_sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a fixed sentence leaves the site. The run equals a simulation in which the reply is lost."""
+    """Only a fixed sentence leaves the site. The run equals a simulation in which the reply is
+    lost.
+    """
     transport = open_sites.transport()
     traffic = watched(transport)
     original = engine_site.Site.begin

@@ -1,5 +1,5 @@
-"""Restarts of servers and sites, and lost replies: the results equal those of an undisturbed run, or of
-a simulation with the same absences.
+"""Restarts of servers and sites, and lost replies: the results equal those of an undisturbed run,
+or of a simulation with the same absences.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class ServerKilled(BaseException):
 
 
 class KilledTransport(Handed):
-    """A transport that is killed, with its server, before the k-th exchange or after all its replies."""
+    """A transport that is killed, with its server, before the k-th exchange or after all its
+    replies.
+    """
 
     def __init__(self, sites: Sites, at: int, after_replies: bool) -> None:
         super().__init__({name: sites.handler(name) for name in sites.names})
@@ -138,8 +140,8 @@ def test_run_resumes_after_many_kills(sites: Sites) -> None:
 
 
 def test_restarted_site_misses_calls_until_the_run_is_submitted_again(sites: Sites) -> None:
-    """A new request handler knows no run: it refuses calls, and continues with its stored state once
-    the run is submitted again.
+    """A new request handler knows no run: it refuses calls, and continues with its stored state
+    once the run is submitted again.
     """
     transport = sites.transport()
     replaced_sites: list[str] = []
@@ -294,8 +296,8 @@ def test_site_with_a_different_introduction_takes_no_part(tmp_path: Path) -> Non
 def test_sites_with_other_versions_or_schemas_take_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site with another version takes no part, and the others continue. If all have another schema,
-    the run fails and says why.
+    """A site with another version takes no part, and the others continue. If all have another
+    schema, the run fails and says why.
     """
     sites = Sites(tmp_path, SIZES)
     transport = sites.transport()

@@ -291,8 +291,8 @@ FAILING_PARTS: dict[str, tuple[str, Callable[..., object], Exception]] = {
     "model": ("export", lambda result, party, out: party, OSError(28, "No space left on device")),
     "page": ("report", lambda folder: folder.parts[-3], ValueError("figure 0.25")),
 }
-"""For each part that a site writes at the end: the function that writes it, a function that gets the
-site from its arguments, and an error.
+"""For each part that a site writes at the end: the function that writes it, a function that gets
+the site from its arguments, and an error.
 """
 
 

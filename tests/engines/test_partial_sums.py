@@ -39,7 +39,8 @@ from comity.wire.bundles import pack, unpack
 from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
 TOLERANCE = 2.0**-23
-"""Largest error of a mean per party, in units of the largest value (documented in docs/clusters.md).
+"""Largest error of a mean per party, in units of the largest value (documented in
+docs/clusters.md).
 
 The error of a sum of n floats, in any order, is below n · 2⁻²⁴ of what is added; this bounds the
 difference of two such sums.
@@ -250,8 +251,8 @@ def test_round_with_an_overflowing_sum_is_discarded(tmp_path: Path) -> None:
 def test_resumed_run_equals_uninterrupted_run(
     text: str, half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint says which worker has each party; parties without a state are assigned again in
-    the same way.
+    """The checkpoint says which worker has each party; parties without a state are assigned again
+    in the same way.
     """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     settings = QUICK | SUMS | {"rounds": 5, "participation": 0.5 if half else 1.0}

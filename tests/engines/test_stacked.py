@@ -240,8 +240,8 @@ def test_losses_that_cannot_be_stacked_train_alone(
 def test_scratch_is_kept_when_batch_sizes_differ(
     float64_weights: None, training_counts: dict[str, int]
 ) -> None:
-    """With one batch per party no steps are stacked; the scratch of a loss is still available at the
-    end.
+    """With one batch per party no steps are stacked; the scratch of a loss is still available at
+    the end.
     """
     assert_agrees("adcol(rep_mode=last_epoch,hidden=8)", batch=100)
     assert training_counts["alone"]

@@ -1,5 +1,5 @@
-"""Transformers, with full and low-rank weights, on every engine: equal bits on processes, equal up to
-rounding when stacked, and equal bits when resumed.
+"""Transformers, with full and low-rank weights, on every engine: equal bits on processes, equal up
+to rounding when stacked, and equal bits when resumed.
 """
 
 from __future__ import annotations

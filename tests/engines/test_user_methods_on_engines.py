@@ -94,8 +94,8 @@ def assert_same_bits(result: Outcome, expected: Outcome) -> None:
 
 
 def assert_agrees(result: Outcome, expected: Outcome, engine_name: str) -> None:
-    """Check that the outcome equals the expected one: to the bit where parties train one by one, up to
-    rounding where they are stacked. Ledgers are always equal.
+    """Check that the outcome equals the expected one: to the bit where parties train one by one, up
+    to rounding where they are stacked. Ledgers are always equal.
     """
     if engine_name in ("loop", "process"):
         assert_same_bits(result, expected)
@@ -415,8 +415,8 @@ def test_loss_must_not_write_to_its_arguments(
 
 @pytest.mark.parametrize("engine_name", ENGINES)
 def test_loss_must_not_write_in_a_later_step(engine_name: str, tmp_path: Path) -> None:
-    """The loss writes in the third step only. With two epochs, the parties with a full batch in a step
-    are not adjacent.
+    """The loss writes in the third step only. With two epochs, the parties with a full batch in a
+    step are not adjacent.
     """
     assert (
         error_message(user_method("writing", to="late"), engine_name, tmp_path, epochs=2)
@@ -445,8 +445,8 @@ DROPOUT_MODEL = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5)),
 def test_dropout_in_two_trainings_draws_the_same_on_every_engine(
     engine_name: str, tmp_path: Path
 ) -> None:
-    """Weights are equal to the bit. Stacked parties evaluate a shared model in one pass, so metrics may
-    differ by rounding.
+    """Weights are equal to the bit. Stacked parties evaluate a shared model in one pass, so metrics
+    may differ by rounding.
     """
     text = user_method("logged", trainings=2)
     expected, result = (

@@ -195,7 +195,9 @@ def test_5_two_gaussian_releases_at_one_delta() -> None:
 
 
 def check_noise_in_every_step(noise: float = 1.0) -> None:
-    """With 61 records in batches of 60, the noise of the second step is also divided by 60, not by 1."""
+    """With 61 records in batches of 60, the noise of the second step is also divided by 60, not by
+    1.
+    """
     network = build("linear", (900,), 10)
     task = LearningTask(network, 10, network.cut)
     samples = Samples(torch.zeros(61, 900), torch.zeros(61, dtype=torch.int64))
@@ -258,8 +260,8 @@ def test_8_runs_with_one_seed_and_different_settings_have_independent_noise() ->
 
 
 def test_9_different_neighbour_relations_are_not_composed() -> None:
-    """A guarantee for any replacement of a record includes its replacement by a blank one, and is then
-    stated for that; the converse does not hold.
+    """A guarantee for any replacement of a record includes its replacement by a blank one, and is
+    then stated for that; the converse does not hold.
     """
     sampled_release = Release("row", "gaussian", 0.5, 2.0, rate=0.1, steps=10)
     replaced_release = Release("row", "gaussian", 1.0, 2.0, "replaced")

@@ -1,4 +1,6 @@
-"""Gaussian noise from a stream cipher: it is normal, also in its tails, and depends only on its key."""
+"""Gaussian noise from a stream cipher: it is normal, also in its tails, and depends only on its
+key.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Noise on representations and class means that parties send (`+ldp`): sensitivity, scale, accounting
-and budgets.
+"""Noise on representations and class means that parties send (`+ldp`): sensitivity, scale,
+accounting and budgets.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ def test_unit_of_protection_is_row_record_or_party(
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_classes_of_a_party_are_hidden() -> None:
-    """A party lacks some classes. With level=party its reply shows all classes; with level=row, those
-    whose noisy counts are above the threshold.
+    """A party lacks some classes. With level=party its reply shows all classes; with level=row,
+    those whose noisy counts are above the threshold.
     """
     digits = comity.load("digits")
     in_few_classes = digits.y < 3

@@ -117,8 +117,8 @@ def test_large_rows_are_scaled_to_the_bound() -> None:
 
 
 def test_sensitivity_of_the_rows_of_the_paper_is_their_width() -> None:
-    """Entries are from 0 to 1: (0, 1, 1, ...) and (1, 0, 0, ...) have l1 distance d, so a release costs
-    d times the epsilon in the paper.
+    """Entries are from 0 to 1: (0, 1, 1, ...) and (1, 0, 0, ...) have l1 distance d, so a release
+    costs d times the epsilon in the paper.
     """
     z = bound_rows(torch.tensor([[0.0, 5.0, 5.0, 5.0], [5.0, 0.0, 0.0, 0.0]]), "paper")
     assert (z[0] - z[1]).abs().sum() == 4
@@ -247,8 +247,8 @@ def federation() -> comity.Federation:
 def test_b12_epsilon_of_a_row_adds_up_over_rounds(
     federation: comity.Federation,
 ) -> None:
-    """Each round releases the same samples again. Parallel composition, as in the paper, needs disjoint
-    data.
+    """Each round releases the same samples again. Parallel composition, as in the paper, needs
+    disjoint data.
     """
     with pytest.warns(UserWarning, match="nothing is guaranteed for the record"):
         result = comity.run(

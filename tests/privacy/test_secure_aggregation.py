@@ -1,5 +1,6 @@
 """Secure aggregation between honest sites and an honest server: the mean is right or the round is
-refused, whichever sites are lost; secret sharing, encoding and noise do what their docstrings state.
+refused, whichever sites are lost; secret sharing, encoding and noise do what their docstrings
+state.
 
 What a malicious server can do is in tests/adversary/test_secure_aggregation_attacks.py.
 """

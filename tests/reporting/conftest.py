@@ -1,4 +1,6 @@
-"""Fixtures of the tests of reports: pages are small, and without Vega's megabyte of code by default."""
+"""Fixtures of the tests of reports: pages are small, and without Vega's megabyte of code by
+default.
+"""
 
 from __future__ import annotations
 

@@ -101,7 +101,9 @@ def test_user_method_has_its_charts(user_method_runs: Path) -> None:
 
 
 def test_chart_with_the_name_of_a_built_in_chart(user_method_runs: Path) -> None:
-    """The user's chart and a built-in chart are both called "bytes": each has its own data and file."""
+    """The user's chart and a built-in chart are both called "bytes": each has its own data and
+    file.
+    """
     page = ReportPage(report(user_method_runs, methods=[], figures="svg"))
     figures = {
         path.name: path.read_text(encoding="utf-8")

@@ -22,7 +22,9 @@ NAMES = [f"p{i}" for i in range(PARTIES)]
 
 
 def write_run(original: Path, folder: Path, method: str, seed: int) -> None:
-    """Write the files of a run of a hundred rounds, without checksums, with the original's outcomes."""
+    """Write the files of a run of a hundred rounds, without checksums, with the original's
+    outcomes.
+    """
     shutil.copytree(original, folder)
     config = (folder / "config.toml").read_text(encoding="utf-8")
     config = re.sub(r'algorithm = ".*"', f'algorithm = "{method}"', config)

@@ -1,5 +1,5 @@
-"""Every cell of every table on a page equals the value computed here from the runs' files. A table or
-column without such a computation fails the test.
+"""Every cell of every table on a page equals the value computed here from the runs' files. A table
+or column without such a computation fails the test.
 
 The pages: a comparison of hospitals by AUC under three seeds, digits with shifted features,
 regression data, one finished run, and one unfinished run.

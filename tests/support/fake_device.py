@@ -1,5 +1,5 @@
-"""A fake device: its tensors claim to be on `lazy:0`, hold their values on the CPU, and cannot be mixed
-with tensors on the CPU.
+"""A fake device: its tensors claim to be on `lazy:0`, hold their values on the CPU, and cannot be
+mixed with tensors on the CPU.
 
 An operation that would fail on a GPU because its tensors are on different devices also fails here.
 As on a GPU, 0-dimensional CPU tensors may be mixed with tensors on the device, and CPU tensors may

@@ -1,4 +1,5 @@
-"""A user method whose parties send messages to each other: each sends its model to the next in a ring.
+"""A user method whose parties send messages to each other: each sends its model to the next in a
+ring.
 
 Idea: a party averages the model that it received with its own and trains; the server forwards
 sealed messages that it cannot open.

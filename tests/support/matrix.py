@@ -18,8 +18,8 @@ GOSSIP = str(Path(__file__).with_name("gossip.py"))
 TUNED = str(Path(__file__).with_name("tuned.py"))
 HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
 # Fewer steps and epochs, to save time. `dp` and `ldp` need a noise level: with less noise the
-# accounting of `ldp` takes a second, with more noise the few samples are not classified. Krum cannot
-# discard one of four parties.
+# accounting of `ldp` takes a second, with more noise the few samples are not classified. Krum
+# cannot discard one of four parties.
 BRIEF = {
     "ccvr": "ccvr(virtual=5,calibration_epochs=2)",
     "dp": "dp(noise=1)",
@@ -83,8 +83,8 @@ def is_valid(text: str) -> bool:
 
 @cache
 def compositions() -> list[str]:
-    """Every method alone, and every wrapper around the usual hosts, or around all hosts that it accepts
-    if it accepts none of those. New methods are included automatically.
+    """Every method alone, and every wrapper around the usual hosts, or around all hosts that it
+    accepts if it accepts none of those. New methods are included automatically.
     """
     texts = [*methods()]
     for wrapper in wrappers():

@@ -2,9 +2,9 @@
 
     python tests/wire/fuzz.py --count 100000 [--seed 0]
 
-For every mutant, `decode` (and `Lock.open`, for sealed messages) returns a tree that can be counted,
-listed and encoded again, or raises a ComityError, within limits of time and memory. Prints how many
-were read and why the others were refused.
+For every mutant, `decode` (and `Lock.open`, for sealed messages) returns a tree that can be
+counted, listed and encoded again, or raises a ComityError, within limits of time and memory. Prints
+how many were read and why the others were refused.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ def test_unpacked_tensors_are_copies() -> None:
 
 
 def test_padding_between_tensors_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle goes to other machines: uninitialised memory would send old contents of this process."""
+    """A bundle goes to other machines: uninitialised memory would send old contents of this
+    process.
+    """
     monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 0xAA, dtype))
     tensors = [torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(16), torch.tensor(True)]
     _, bundle = pack(tensors)

@@ -1,5 +1,5 @@
-"""The ledger counts every message and equals each method's closed form, and private values are in no
-message.
+"""The ledger counts every message and equals each method's closed form, and private values are in
+no message.
 """
 
 from __future__ import annotations
@@ -285,8 +285,8 @@ def test_private_names_are_in_no_message(
 def test_replies_contain_no_samples_and_no_private_weights(
     text: str, recorded_run: Callable[[str], RecordedRun]
 ) -> None:
-    """No reply contains samples, except of methods that declare it; where models are private, no reply
-    contains their weights.
+    """No reply contains samples, except of methods that declare it; where models are private, no
+    reply contains their weights.
     """
     result, recorder = recorded_run(text)
     shares, shape = chain(result.job.algorithm)[-1].traits.shares, result.job.info.shape
@@ -351,8 +351,8 @@ def test_every_message_is_charged(text: str, recorded_run: Callable[[str], Recor
 
 
 def test_sealed_messages_are_charged_once_per_pair(tmp_path: Path) -> None:
-    """In each round, four models go around a ring of four pairs. The server only sends each party the
-    id of the next.
+    """In each round, four models go around a ring of four pairs. The server only sends each party
+    the id of the next.
     """
     result = run(GOSSIP, tmp_path)
     size = result.job.info.task.bytes()

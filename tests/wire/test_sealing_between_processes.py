@@ -205,7 +205,9 @@ def test_changed_sealed_message_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def misdeliver(how: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make an engine deliver sealed messages to wrong recipients, from wrong senders, late or twice."""
+    """Make an engine deliver sealed messages to wrong recipients, from wrong senders, late or
+    twice.
+    """
     function = engine.run
     earlier_messages: dict[Any, Any] = {}
 

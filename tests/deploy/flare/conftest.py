@@ -1,5 +1,5 @@
-"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it), all tests except the
-short one are skipped; without NVIDIA FLARE, all tests.
+"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it), all tests except
+the short one are skipped; without NVIDIA FLARE, all tests.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def free_port() -> int:
 
 
 class Deployment:
-    """A server and sites that can be started, killed and restarted. `handler` is the module with the
-    server's and the sites' part of their jobs.
+    """A server and sites that can be started, killed and restarted. `handler` is the module with
+    the server's and the sites' part of their jobs.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], handler: str = "echo") -> None:
@@ -195,8 +195,8 @@ class Deployment:
         self.start(*(name for name in ("server", *self.names) if name not in self.processes))
 
     def close(self) -> None:
-        """Stop all processes, and check that none remains. The name of the folder in a command identifies
-        our processes.
+        """Stop all processes, and check that none remains. The name of the folder in a command
+        identifies our processes.
         """
         for name in list(self.processes):
             self.stop(name)

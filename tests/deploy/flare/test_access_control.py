@@ -182,8 +182,8 @@ def is_kept_out(deployment: Deployment, name: str, known_as: str = "", first: st
 def test_server_refuses_tls_without_a_valid_certificate(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    """Connect to the port with a site's certificate, with none, with an expired one, and with one of
-    another root.
+    """Connect to the port with a site's certificate, with none, with an expired one, and with one
+    of another root.
     """
     startup = deployment.site("north") / startup_kits.KIT / "startup"
     assert accepts_certificate(deployment, startup / "client.crt", startup / "client.key")

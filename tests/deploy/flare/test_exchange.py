@@ -15,8 +15,8 @@ from comity.deploy.flare import startup_kits
 
 
 def test_requests_and_replies_of_a_job(deployment: Deployment) -> None:
-    """Replies, one request handler per job, faults at a site, silent sites and large messages: all in
-    one job, because each job takes half a minute.
+    """Replies, one request handler per job, faults at a site, silent sites and large messages: all
+    in one job, because each job takes half a minute.
     """
     steps = [
         {"ask": "who"},

@@ -80,8 +80,8 @@ def test_job_continues_without_lost_sites(deployment: Deployment) -> None:
 
 
 def test_sites_reconnect_after_the_server_is_killed(deployment: Deployment) -> None:
-    """Its job is lost. Sites reconnect by themselves, and their old job processes end before the next
-    job begins.
+    """Its job is lost. Sites reconnect by themselves, and their old job processes end before the
+    next job begins.
     """
     with deployment.jobs() as jobs:
         deployment.wait_for(jobs)

@@ -66,8 +66,8 @@ def test_real_sites_equal_loop(method: str, real_sites: RealSites, tmp_path: Pat
 
 
 def rows_of(site: str, ledger: list[Charge]) -> list[Charge]:
-    """A site's rows, sorted. The site charges a sealed message that it sends under its own call, the
-    server under the recipient's call.
+    """A site's rows, sorted. The site charges a sealed message that it sends under its own call,
+    the server under the recipient's call.
     """
     rows = [row for row in ledger if site in (row.src, row.dst)]
     return sorted(
@@ -95,8 +95,8 @@ def assert_same_tables(out: Path, other: Path) -> None:
 
 
 def test_killed_site_returns_to_the_run(real_sites: RealSites, tmp_path: Path) -> None:
-    """The run continues without the site. When it is connected again, the run is submitted again, and
-    the site takes part until the end.
+    """The run continues without the site. When it is connected again, the run is submitted again,
+    and the site takes part until the end.
     """
     request = real_sites.submit("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
     request.wait_for_round(1)
@@ -118,8 +118,8 @@ def test_killed_site_returns_to_the_run(real_sites: RealSites, tmp_path: Path) -
 def test_killed_job_process_and_suspended_site_return_to_the_run(
     real_sites: RealSites, tmp_path: Path
 ) -> None:
-    """A suspended site takes part again in the same job once it is resumed; a site with a killed job
-    process takes part from the next job on.
+    """A suspended site takes part again in the same job once it is resumed; a site with a killed
+    job process takes part from the next job on.
     """
     request = real_sites.submit("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
     request.wait_for_round(1)
@@ -224,8 +224,8 @@ def test_run_resumes_after_the_researcher_stops(
 
 
 def test_small_site_with_a_failed_ending(real_sites: RealSites, tmp_path: Path) -> None:
-    """East withholds its figures, and cannot write its summary: both are reported, and the exit code
-    is not zero.
+    """East withholds its figures, and cannot write its summary: both are reported, and the exit
+    code is not zero.
 
     Once the cause is removed, `comity resume` completes the run.
     """

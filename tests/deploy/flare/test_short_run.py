@@ -1,5 +1,5 @@
-"""One run between real sites equals the same run on the loop engine: the short test of deployments in
-`make test`, where FLARE is installed.
+"""One run between real sites equals the same run on the loop engine: the short test of deployments
+in `make test`, where FLARE is installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def two_sites(tmp_path: Path) -> Iterator[RealSites]:
 
 
 def test_real_sites_equal_loop(two_sites: RealSites, tmp_path: Path) -> None:
-    """A server and two sites are separate processes with mutual TLS on loopback; no process remains."""
+    """A server and two sites are separate processes with mutual TLS on loopback; no process
+    remains.
+    """
     two_sites.restore()
     with two_sites.jobs() as jobs:
         two_sites.wait_for(jobs)

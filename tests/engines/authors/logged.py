@@ -1,4 +1,5 @@
-"""A user method: FedAvg with several trainings per call, which logs each call of its party function.
+"""A user method: FedAvg with several trainings per call, which logs each call of its party
+function.
 
 Idea: the log is a list of this module, so it contains every call in this process.
 """
