@@ -26,10 +26,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sites"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "deploy" / "flare"))
 
-from deployed import Deployed
-from real import Real
+from deployment import Deployment
+from real_sites import RealSites
 
 from comity.runs.folder import RunFolder
 
@@ -44,9 +45,9 @@ def echo(sites: int, times: int, megabytes: list[float]) -> None:
             {"ask": f"echo {size:g}", "bytes": int(size * 1e6), "times": fewer, "seconds": 600}
         )
     with tempfile.TemporaryDirectory(prefix="comity-sites-") as folder:
-        place = Deployed(Path(folder), [f"site-{k}" for k in range(sites)])
+        place = Deployment(Path(folder), [f"site-{k}" for k in range(sites)])
         try:
-            place.mend()
+            place.restore()
             run(place, [*steps, {"ask": "echo last", "after": "go"}])
         finally:
             place.close()
@@ -65,9 +66,9 @@ def rounds(sites: int) -> None:
     """Rounds between sites against rounds between processes."""
     settings = {"model": "cnn4", "rounds": 10, "lr": 0.05, "test": "official"}
     with tempfile.TemporaryDirectory(prefix="comity-sites-") as folder:
-        place = Real(Path(folder), {f"site-{k}": (1000, 200) for k in range(sites)}, "mnist")
+        place = RealSites(Path(folder), {f"site-{k}": (1000, 200) for k in range(sites)}, "mnist")
         try:
-            place.mend()
+            place.restore()
             with place.jobs() as jobs:
                 place.wait_for(jobs)
             between, here = [], []
@@ -84,15 +85,15 @@ def rounds(sites: int) -> None:
         )
 
 
-def _processes(place: Real, out: Path, settings: dict[str, Any]) -> dict[str, float]:
+def _processes(place: RealSites, out: Path, settings: dict[str, Any]) -> dict[str, float]:
     begun = time.monotonic()
     place.sites.pooled("fedavg", out, **settings, engine="process", workers=len(place.names))
     return _took("process", RunFolder(out), time.monotonic() - begun)
 
 
-def _between(place: Real, out: Path, settings: dict[str, Any]) -> dict[str, float]:
+def _between(place: RealSites, out: Path, settings: dict[str, Any]) -> dict[str, float]:
     begun = time.monotonic()
-    order = place.order("fedavg", out, deadline=600, **settings)
+    order = place.submit("fedavg", out, deadline=600, **settings)
     order.wait_for_round(8, 600)
     for name in ("server", place.names[0]):
         print(
@@ -116,7 +117,7 @@ def _took(what: str, run: RunFolder, whole: float) -> dict[str, float]:
     }
 
 
-def run(place: Deployed, steps: list[dict[str, Any]]) -> None:
+def run(place: Deployment, steps: list[dict[str, Any]]) -> None:
     """One job, and how long it takes around its exchanges."""
     with place.jobs() as jobs:
         place.wait_for(jobs)

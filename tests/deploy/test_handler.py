@@ -1,5 +1,5 @@
-"""A site's desk before strangers: whatever comes, one sentence leaves, nothing forbidden is
-computed, no memory is taken.
+"""A site's request handler against invalid and forbidden requests: it replies with one sentence,
+computes nothing, and takes little memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from in_process_sites import Sites
 
 from comity.base.key import Key
 from comity.base.record import Cipher, Empty, Model, Sealed
-from comity.deploy import handler as desks
+from comity.deploy import handler as handler_module
 from comity.deploy import messages as wire
 from comity.deploy.data import site_settings
 from comity.deploy.handler import FAULT, LOG, RequestHandler
@@ -52,8 +52,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     return Sites(tmp_path_factory.mktemp("sites"), SIZES)
 
 
-class Server:
-    """Somebody who says whatever he wants to one desk."""
+class ScriptedServer:
+    """A server that can send any request to the request handler of one site."""
 
     def __init__(
         self, sites: Sites, run: str, method: str = "fedavg", name: str = "north", **settings: Any
@@ -61,9 +61,17 @@ class Server:
         self.handler = sites.handler(name, None)
         self.site = sites.site(name)
         self.run = run
-        given = {"algorithm": method, "model": MODEL, "rounds": 3, "test": "official", **settings}
+        experiment_settings = {
+            "algorithm": method,
+            "model": MODEL,
+            "rounds": 3,
+            "test": "official",
+            **settings,
+        }
         self.settings = json.dumps(
-            site_settings(config.experiment(given)).model_dump(mode="json", exclude_none=True)
+            site_settings(config.experiment(experiment_settings)).model_dump(
+                mode="json", exclude_none=True
+            )
         )
         self.others = {n: sites.handler(n, None) for n in sites.names if n != name}
         self.name = name
@@ -72,29 +80,29 @@ class Server:
         return unpack(self.handler.answer(pack(head, body)), REPLIES, 1 << 30)[0]
 
     def refused(self, head: Any, body: bytes = b"") -> str:
-        """The sentence that a request is refused with."""
-        said = self.say(head, body)
-        assert isinstance(said, Failed), said
-        assert "\n" not in said.why
-        return said.why
+        """The sentence with which a request is refused."""
+        reply = self.say(head, body)
+        assert isinstance(reply, Failed), reply
+        assert "\n" not in reply.why
+        return reply.why
 
     def introduce(self, **changes: Any) -> Any:
         return self.say(
             replace(Introduce(self.run, self.settings, version("comity"), ""), **changes)
         )
 
-    def begin(self) -> Server:
-        heard = {self.name: self.introduce()}
-        asked = pack(Introduce(self.run, self.settings, version("comity"), ""))
-        heard |= {
-            name: unpack(handler.answer(asked), REPLIES, 1 << 30)[0]
+    def begin(self) -> ScriptedServer:
+        replies = {self.name: self.introduce()}
+        request = pack(Introduce(self.run, self.settings, version("comity"), ""))
+        replies |= {
+            name: unpack(handler.answer(request), REPLIES, 1 << 30)[0]
             for name, handler in self.others.items()
         }
-        self.said = {name: heard[name] for name in sorted(heard)}
+        self.replies = {name: replies[name] for name in sorted(replies)}
         self.head = Begin(
             self.run,
-            {n: one.said for n, one in self.said.items()},
-            {n: one.signed_key for n, one in self.said.items()},
+            {n: reply.said for n, reply in self.replies.items()},
+            {n: reply.signed_key for n, reply in self.replies.items()},
         )
         assert self.say(self.head) == Done()
         task = self.handler._run.active.site.party.task  # type: ignore[union-attr]
@@ -110,15 +118,15 @@ class Server:
 
 
 @pytest.fixture
-def server(sites: Sites, request: pytest.FixtureRequest) -> Server:
+def server(sites: Sites, request: pytest.FixtureRequest) -> ScriptedServer:
     name = "".join(c for c in request.node.name if c.isalnum())[:60]
-    return Server(sites, name).begin()
+    return ScriptedServer(sites, name).begin()
 
 
-def test_an_honest_server_is_answered(server: Server) -> None:
-    said = server.say(server.call(), server.message)
-    assert isinstance(said, Answered)
-    assert said.steps == 3
+def test_valid_call_is_answered(server: ScriptedServer) -> None:
+    reply = server.say(server.call(), server.message)
+    assert isinstance(reply, Answered)
+    assert reply.steps == 3
 
 
 GARBAGE = {
@@ -130,28 +138,32 @@ GARBAGE = {
     "head beyond": (100).to_bytes(8, "little") + b"x" * 50,
     "pickle": b"\x80\x04\x95" + b"\x0b" * 100,
     "an answer": pack(Done()),
-    "a letter": pack(Model({"w": torch.ones(3)})),
+    "a message": pack(Model({"w": torch.ones(3)})),
     "a dict": pack({"run": "x"}),
     "a number": pack(3),
 }
 
 
 @pytest.mark.parametrize("what", GARBAGE)
-def test_garbage(what: str, server: Server) -> None:
-    said, _ = unpack(server.handler.answer(GARBAGE[what]), REPLIES, 1 << 20)
-    assert isinstance(said, Failed)
-    assert said.why != FAULT  # it is refused, not stumbled over
+def test_garbage_is_refused(what: str, server: ScriptedServer) -> None:
+    reply, _ = unpack(server.handler.answer(GARBAGE[what]), REPLIES, 1 << 20)
+    assert isinstance(reply, Failed)
+    assert reply.why != FAULT  # it is refused, and causes no internal error
     assert server.say(server.call(), server.message).steps == 3
 
 
-def test_every_truncated_request(server: Server) -> None:
-    whole = pack(server.call(), server.message)
-    for length in {*range(0, len(whole), 97), *range(40), *range(len(whole) - 20, len(whole))}:
-        said, _ = unpack(server.handler.answer(whole[:length]), REPLIES, 1 << 20)
-        assert isinstance(said, Failed), length
+def test_truncated_requests_are_refused(server: ScriptedServer) -> None:
+    request = pack(server.call(), server.message)
+    for length in {
+        *range(0, len(request), 97),
+        *range(40),
+        *range(len(request) - 20, len(request)),
+    }:
+        reply, _ = unpack(server.handler.answer(request[:length]), REPLIES, 1 << 20)
+        assert isinstance(reply, Failed), length
 
 
-def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
+def test_claimed_sizes_take_no_memory(server: ScriptedServer) -> None:
     header = {
         "__metadata__": {
             "tree": json.dumps({"r": "comity.base.record:Model", "v": [{"d": [["w", {"t": 0}]]}]})
@@ -177,24 +189,24 @@ def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
     tracemalloc.stop()
 
 
-def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
+def test_message_above_the_limit_is_refused(sites: Sites, server: ScriptedServer) -> None:
     sites.change("north", {'message = "1 GB"': 'message = "20 kB"'})
     try:
         tracemalloc.start()
         request = pack(server.call(), bytes(5_000_000))
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        said, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
-        assert tracemalloc.get_traced_memory()[1] - before < 1_000_000  # it was not even copied
+        reply, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] - before < 1_000_000  # it was not copied
         tracemalloc.stop()
-        assert isinstance(said, Failed)
-        assert "at most 20,000 bytes are allowed" in said.why
+        assert isinstance(reply, Failed)
+        assert "at most 20,000 bytes are allowed" in reply.why
     finally:
         sites.change("north", {'message = "20 kB"': 'message = "1 GB"'})
 
 
-def test_parcels_as_large_as_messages_may_be() -> None:
-    """They travel in the head of a call: it has no limit of its own."""
+def test_large_sealed_messages_are_accepted() -> None:
+    """Sealed messages are in the head of a call, which has no limit of its own."""
     blob = torch.zeros(70 << 20, dtype=torch.uint8)
     sealed: Sealed[Any] = Sealed(
         Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,)
@@ -205,7 +217,7 @@ def test_parcels_as_large_as_messages_may_be() -> None:
     assert head.inbox[0].size == 1
 
 
-UNMARKED = [
+NOT_PARTY_FUNCTIONS = [
     "init_party",
     "round",
     "__init__",
@@ -220,8 +232,8 @@ UNMARKED = [
 ]
 
 
-@pytest.mark.parametrize("name", UNMARKED)
-def test_what_is_no_work(name: str, server: Server) -> None:
+@pytest.mark.parametrize("name", NOT_PARTY_FUNCTIONS)
+def test_methods_that_are_no_party_functions_are_refused(name: str, server: ScriptedServer) -> None:
     assert "has no party function" in server.refused(server.call((name, 0, 1, 0)), server.message)
 
 
@@ -238,37 +250,37 @@ def test_what_is_no_work(name: str, server: Server) -> None:
         (("local", "0", 1, 0), "damaged or foreign"),
     ],
 )
-def test_calls_that_are_none(call: Any, words: str, server: Server) -> None:
+def test_invalid_calls_are_refused(call: Any, words: str, server: ScriptedServer) -> None:
     head = object.__new__(RunCall)
     head.__dict__.update(vars(server.call()) | {"call": call})
     try:
         request = pack(head, server.message)
-    except Exception:  # our own codec does not write down what is not as declared: do it by hand
+    except Exception:  # the codec does not encode values of wrong types: change the encoded bytes
         request = pack(server.call(("local", 0, 1, 0)), server.message)
         text = json.dumps([*call])
         old = b'\\"local\\", 0, 1, 0'
-        fresh = text[1:-1].replace('"', '\\"').encode()
+        replacement = text[1:-1].replace('"', '\\"').encode()
         length = int.from_bytes(request[:8], "little")
         inner = int.from_bytes(request[8:16], "little")
-        body = request[16 : 16 + inner].replace(old, fresh)
+        body = request[16 : 16 + inner].replace(old, replacement)
         body += b" " * (-len(body) % 8)
-        rest = request[16 + inner : 8 + length]
-        first = len(body).to_bytes(8, "little") + body + rest
+        remainder = request[16 + inner : 8 + length]
+        first = len(body).to_bytes(8, "little") + body + remainder
         request = len(first).to_bytes(8, "little") + first + server.message
-    said, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
-    assert isinstance(said, Failed)
-    assert words in said.why
+    reply, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
+    assert isinstance(reply, Failed)
+    assert words in reply.why
 
 
 def messages(theta: dict[str, torch.Tensor]) -> dict[str, tuple[Any, str]]:
     name = sorted(theta)[0]
-    one = theta[name]
+    tensor = theta[name]
     return {
-        "nan": (Model(theta | {name: torch.full_like(one, float("nan"))}), "not finite"),
-        "infinity": (Model(theta | {name: torch.full_like(one, float("inf"))}), "not finite"),
-        "shape": (Model(theta | {name: one[..., :-1].clone()}), "where float32"),
-        "dtype": (Model(theta | {name: one.double()}), "where float32"),
-        "whole numbers": (Model(theta | {name: one.int()}), "where float32"),
+        "nan": (Model(theta | {name: torch.full_like(tensor, float("nan"))}), "not finite"),
+        "infinity": (Model(theta | {name: torch.full_like(tensor, float("inf"))}), "not finite"),
+        "shape": (Model(theta | {name: tensor[..., :-1].clone()}), "where float32"),
+        "dtype": (Model(theta | {name: tensor.double()}), "where float32"),
+        "whole numbers": (Model(theta | {name: tensor.int()}), "where float32"),
         "extra": (Model(theta | {"backdoor": torch.ones(3)}), "which is not of the model"),
         "another record": (Empty(), "has no place in it"),
         "an introduction": (PartyInfo(1, 1, 1, [], False), "has no place in it"),
@@ -279,16 +291,18 @@ def messages(theta: dict[str, torch.Tensor]) -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("what", messages({"w": torch.ones(2)}))
-def test_letters_that_the_work_does_not_take(
-    what: str, server: Server, monkeypatch: pytest.MonkeyPatch
+def test_invalid_messages_are_refused(
+    what: str, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, words = messages(server.theta)[what]
-    monkeypatch.setattr(engine_site.Site, "begin", lambda *_: pytest.fail("it worked"))
+    monkeypatch.setattr(
+        engine_site.Site, "begin", lambda *_: pytest.fail("the party function was called")
+    )
     assert words in server.refused(server.call(), encode(content))
     assert words in server.refused(Evaluate(server.run, None, 1, False, ""), encode(content))
 
 
-def test_another_runs_name(server: Server) -> None:
+def test_requests_for_another_run_are_refused(server: ScriptedServer) -> None:
     for head in (
         server.call(run="other"),
         Evaluate("other", None, 1, True, ""),
@@ -299,13 +313,13 @@ def test_another_runs_name(server: Server) -> None:
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "x" * 65, ".", "a\n"])
-def test_names_that_no_run_can_have(name: str, server: Server) -> None:
-    said = server.introduce(run=name)
-    assert said == Failed("A run's name must be letters and digits.")
+def test_invalid_run_names_are_refused(name: str, server: ScriptedServer) -> None:
+    reply = server.introduce(run=name)
+    assert reply == Failed("A run's name must be letters and digits.")
 
 
-def test_work_before_the_run_has_begun(sites: Sites) -> None:
-    server = Server(sites, "early")
+def test_calls_before_the_run_begins_are_refused(sites: Sites) -> None:
+    server = ScriptedServer(sites, "early")
     assert server.refused(server.call()) == "north takes no part in that run."
     assert isinstance(server.introduce(), Introduced)
     words = "north was called before the run has begun."
@@ -314,8 +328,8 @@ def test_work_before_the_run_has_begun(sites: Sites) -> None:
     assert server.refused(wire.EvaluateAlone("early", 1)) == words
 
 
-def test_begin_twice(server: Server) -> None:
-    """The same again is no harm; with another account of this site it is refused."""
+def test_repeated_begin_must_be_equal(server: ScriptedServer) -> None:
+    """An equal repetition is accepted; one with other facts about this site is refused."""
     first = server.handler.answer(pack(server.call(), server.message))
     assert server.say(server.head) == Done()
     assert server.handler.answer(pack(server.call(), server.message)) == first
@@ -326,47 +340,47 @@ def test_begin_twice(server: Server) -> None:
     assert "something else" in server.refused(alone)
 
 
-def test_introduce_twice_with_other_settings(server: Server) -> None:
+def test_introduction_with_other_settings_is_refused(server: ScriptedServer) -> None:
     other = json.dumps(json.loads(server.settings) | {"lr": 0.5})
-    said = server.introduce(settings=other)
-    assert said == Failed(f"Run {server.run} was begun with other settings at north.")
+    reply = server.introduce(settings=other)
+    assert reply == Failed(f"Run {server.run} was begun with other settings at north.")
     assert isinstance(server.introduce(), Introduced)
 
 
 @pytest.mark.parametrize(
     "settings", ["", "[]", "{", '{"algorithm": 3}', '{"nothing": 1}', "3", "[" * 20_000]
 )
-def test_settings_that_are_none(settings: str, sites: Sites) -> None:
-    said = Server(sites, "nosettings").introduce(settings=settings)
-    assert isinstance(said, Failed)
-    assert "\n" not in said.why
+def test_invalid_settings_are_refused(settings: str, sites: Sites) -> None:
+    reply = ScriptedServer(sites, "nosettings").introduce(settings=settings)
+    assert isinstance(reply, Failed)
+    assert "\n" not in reply.why
 
 
-def test_another_version_and_another_schema(sites: Sites) -> None:
-    server = Server(sites, "versions")
+def test_other_version_or_schema_is_refused(sites: Sites) -> None:
+    server = ScriptedServer(sites, "versions")
     assert (
         "the server has 0.0: install the same on both sides" in server.introduce(comity="0.0").why
     )
     assert "follow another schema than the server's" in server.introduce(schema="abc").why
 
 
-def test_a_file_in_the_settings_never_runs(sites: Sites, tmp_path: Path) -> None:
+def test_file_in_the_settings_is_never_executed(sites: Sites, tmp_path: Path) -> None:
     file, mark = tmp_path / "mine.py", tmp_path / "ran"
     file.write_text(f"open({str(mark)!r}, 'w')\n")
-    server = Server(sites, "files")
+    server = ScriptedServer(sites, "files")
     for name in ("algorithm", "model", "metric"):
-        said = server.introduce(
+        reply = server.introduce(
             settings=json.dumps(json.loads(server.settings) | {name: str(file)})
         )
-        assert "runs no files that a run names" in said.why
+        assert "runs no files that a run names" in reply.why
     assert not mark.exists()
 
 
 MARKER = "the-secret-of-a-patient"
 
 
-def test_only_a_fixed_sentence_leaves_when_a_work_fails(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+def test_error_in_a_party_function_does_not_leave_the_site(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise ValueError(MARKER)
@@ -378,25 +392,25 @@ def test_only_a_fixed_sentence_leaves_when_a_work_fails(
     assert MARKER in (server.site / LOG).read_text()
 
 
-def test_a_log_that_cannot_be_written_keeps_nobody_from_answering(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+def test_unwritable_log_does_not_prevent_a_reply(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desks, "LOG", "no/such/folder")
+    monkeypatch.setattr(handler_module, "LOG", "no/such/folder")
     assert server.say(server.call(), server.message).steps == 3
 
 
-def test_what_lies_where_at_a_site_is_its_own_matter(sites: Sites, server: Server) -> None:
-    """Neither its paths nor the lines of its law are in what it answers."""
-    kept = (server.site / "site.toml").read_text()
+def test_replies_contain_no_paths_and_no_policy_text(sites: Sites, server: ScriptedServer) -> None:
+    """Replies contain neither paths nor lines of the site policy."""
+    policy_text = (server.site / "site.toml").read_text()
     try:
         sites.change("north", {"rounds = 1000": 'rounds = "seven"'})
-        said = server.refused(server.call(), server.message)
-        assert said == "The policy of this site cannot be read; the site's log says why."
+        reason = server.refused(server.call(), server.message)
+        assert reason == "The policy of this site cannot be read; the site's log says why."
         assert "must be a whole number, not 'seven'" in (server.site / LOG).read_text()
         (server.site / "site.toml").unlink()
-        assert server.refused(server.call(), server.message) == said
+        assert server.refused(server.call(), server.message) == reason
     finally:
-        (server.site / "site.toml").write_text(kept)
+        (server.site / "site.toml").write_text(policy_text)
     (server.site / "data").rename(server.site / "away")
     try:
         assert str(sites.folder) not in server.introduce().why
@@ -404,7 +418,7 @@ def test_what_lies_where_at_a_site_is_its_own_matter(sites: Sites, server: Serve
         (server.site / "away").rename(server.site / "data")
 
 
-LAWS: dict[str, tuple[dict[str, str], str]] = {
+POLICY_CHANGES: dict[str, tuple[dict[str, str], str]] = {
     "methods": ({'methods = ["*"]': 'methods = ["scaffold"]'}, "does not allow fedavg (methods)"),
     "never": ({"never = []": 'never = ["fedavg"]'}, "never takes part in fedavg (never)"),
     "kinds": ({'kinds = ["weights", ': "kinds = ["}, "(kinds: weights)"),
@@ -420,41 +434,41 @@ LAWS: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize("rule", LAWS)
-def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(
-    rule: str, sites: Sites
-) -> None:
-    server = Server(sites, f"changed{rule}").begin()
+@pytest.mark.parametrize("rule", POLICY_CHANGES)
+def test_policy_change_applies_from_the_next_request(rule: str, sites: Sites) -> None:
+    server = ScriptedServer(sites, f"changed{rule}").begin()
     assert server.say(server.call(), server.message).steps == 3
-    kept = (server.site / "site.toml").read_text()
+    policy_text = (server.site / "site.toml").read_text()
     try:
-        sites.change("north", LAWS[rule][0])
-        assert LAWS[rule][1] in server.refused(server.call(("local", 0, 2, 0)), server.message)
-        if rule not in ("bytes", "budget"):  # an evaluation weighs less
-            assert LAWS[rule][1] in server.refused(
+        sites.change("north", POLICY_CHANGES[rule][0])
+        assert POLICY_CHANGES[rule][1] in server.refused(
+            server.call(("local", 0, 2, 0)), server.message
+        )
+        if rule not in ("bytes", "budget"):  # an evaluation has fewer bytes
+            assert POLICY_CHANGES[rule][1] in server.refused(
                 Evaluate(server.run, None, 2, False, ""), server.message
             )
         assert isinstance(server.introduce(), Failed if rule != "bytes" else (Failed, Introduced))
     finally:
-        (server.site / "site.toml").write_text(kept)
-    server = Server(sites, f"changed{rule}").begin()
+        (server.site / "site.toml").write_text(policy_text)
+    server = ScriptedServer(sites, f"changed{rule}").begin()
     assert server.say(server.call(("local", 0, 2, 0)), server.message).steps == 3
 
 
-def test_the_name_in_the_law_is_the_certificates(sites: Sites, tmp_path: Path) -> None:
+def test_name_in_the_policy_must_be_that_of_the_certificate(sites: Sites, tmp_path: Path) -> None:
     handler = RequestHandler(sites.site("north"), "lead@comity", sites.root.identity("west"), None)
-    said, _ = unpack(
+    reply, _ = unpack(
         handler.answer(
-            pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))
+            pack(Introduce("names", ScriptedServer(sites, "names").settings, version("comity"), ""))
         ),
         REPLIES,
         1 << 20,
     )
-    assert isinstance(said, Failed)
-    assert said.why == "The certificate of north is made out to 'west'."
+    assert isinstance(reply, Failed)
+    assert reply.why == "The certificate of north is made out to 'west'."
 
 
-def test_stages_that_there_are_not(server: Server) -> None:
+def test_invalid_stages_are_refused(server: ScriptedServer) -> None:
     assert "no stage" in server.refused(
         Evaluate(server.run, None, 1, False, "x\ny"), server.message
     )
@@ -463,12 +477,10 @@ def test_stages_that_there_are_not(server: Server) -> None:
     )
 
 
-def test_the_secret_is_whole_or_none(
+def test_incomplete_secret_is_not_used(
     sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One that was cut off by a full disk would be no secret: noise drawn from it could be taken
-    away again.
-    """
+    """Noise that is drawn from a secret which a full disk truncated could be predicted."""
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -477,10 +489,10 @@ def test_the_secret_is_whole_or_none(
     with pytest.raises(OSError, match="No space"):
         secret_of(tmp_path)
     monkeypatch.undo()
-    made = secret_of(tmp_path)
-    assert len(made) == 32
-    assert secret_of(tmp_path) == made
+    secret = secret_of(tmp_path)
+    assert len(secret) == 32
+    assert secret_of(tmp_path) == secret
     assert (tmp_path / SECRET).stat().st_mode & 0o077 == 0
-    (tmp_path / SECRET).write_bytes(made[:7])
+    (tmp_path / SECRET).write_bytes(secret[:7])
     with pytest.raises(Exception, match=r"secret .* is damaged"):
         secret_of(tmp_path)

@@ -1,5 +1,5 @@
-"""A site's own law: each of its lines allows and refuses, in a sentence that names it, and nothing
-runs before it is asked.
+"""The site policy: each rule allows and refuses, the refusal names the rule, and no file of a run
+is executed before the check.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from comity.deploy.policy import NAME, SitePolicy, write
 from comity.errors import UsageError
 from comity.runs import config
 
-WHO = "lead@comity"
+SUBMITTER = "lead@comity"
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Callable[[Mapping[str, str]], SitePolicy]:
-    """A new site's law in which some lines are others."""
+    """A function that returns a new site's policy with some lines replaced."""
 
-    def made(changes: Mapping[str, str]) -> SitePolicy:
+    def changed_policy(changes: Mapping[str, str]) -> SitePolicy:
         text = write(tmp_path, "north", "data").read_text()
         for old, new in changes.items():
             assert old in text, old
@@ -30,27 +30,27 @@ def policy(tmp_path: Path) -> Callable[[Mapping[str, str]], SitePolicy]:
         (tmp_path / NAME).write_text(text)
         return SitePolicy.read(tmp_path)
 
-    return made
+    return changed_policy
 
 
-def judged(policy: SitePolicy, method: str, who: str = WHO, **settings: Any) -> None:
-    chosen = config.experiment({"algorithm": method, **settings})
-    policy.check_names(chosen, who)
-    policy.check(chosen, algorithms.compose(chosen.algorithm, chosen.set), who)
+def check(policy: SitePolicy, method: str, who: str = SUBMITTER, **settings: Any) -> None:
+    experiment = config.experiment({"algorithm": method, **settings})
+    policy.check_names(experiment, who)
+    policy.check(experiment, algorithms.compose(experiment.algorithm, experiment.set), who)
 
 
-def test_what_is_not_said_is_as_in_a_new_one(tmp_path: Path) -> None:
-    written = SitePolicy.read(write(tmp_path, "north", "data").parent)
+def test_missing_rules_have_the_defaults_of_a_new_policy(tmp_path: Path) -> None:
+    default_policy = SitePolicy.read(write(tmp_path, "north", "data").parent)
     (tmp_path / NAME).write_text('name = "north"\ndata = "data"\n')
-    assert SitePolicy.read(tmp_path) == written
+    assert SitePolicy.read(tmp_path) == default_policy
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fed-sps", "adcol", "fedavg+dbe", "scaffold", "solo"])
-def test_a_new_law_allows(method: str, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
-    judged(policy({}), method)
+def test_new_policy_allows(method: str, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+    check(policy({}), method)
 
 
-NEVER = {
+REFUSED_METHODS = {
     "centralized": "never takes part in centralized \\(never\\)",
     "fed-sps(mode=samples)": "never takes part in fed-sps\\(mode=samples\\) \\(never\\)",
     "fd": "how many samples there are of each class leave, as fd would \\(kinds: class counts\\)",
@@ -60,43 +60,43 @@ NEVER = {
 }
 
 
-@pytest.mark.parametrize(("method", "words"), NEVER.items())
-def test_a_new_law_refuses(
+@pytest.mark.parametrize(("method", "words"), REFUSED_METHODS.items())
+def test_new_policy_refuses(
     method: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]
 ) -> None:
     with pytest.raises(UsageError, match=f"^north .*{words}"):
-        judged(policy({}), method)
+        check(policy({}), method)
 
 
-def test_a_mode_is_refused_however_it_is_set(
+def test_mode_is_refused_when_set_by_an_option(
     policy: Callable[[Mapping[str, str]], SitePolicy],
 ) -> None:
     with pytest.raises(UsageError, match="never"):
-        judged(policy({}), "fed-sps", set={"mode": "samples"})
+        check(policy({}), "fed-sps", set={"mode": "samples"})
 
 
-def test_a_base_is_no_file_that_somebody_else_names(
+def test_base_model_must_not_be_a_file(
     policy: Callable[[Mapping[str, str]], SitePolicy],
 ) -> None:
-    judged(policy({}), "fedavg", model="vit(rank=2,base=7)")
+    check(policy({}), "fedavg", model="vit(rank=2,base=7)")
     for settings in (
         {"model": "vit(rank=2,base=x)"},
         {"party": {"north": {"model": "vit(rank=2,base=x)"}}},
     ):
         with pytest.raises(UsageError, match="north reads no files that a run names"):
-            judged(policy({}), "fedavg", **settings)
+            check(policy({}), "fedavg", **settings)
 
 
-def test_samples_need_more_than_an_empty_never(
+def test_samples_must_also_be_an_allowed_kind(
     policy: Callable[[Mapping[str, str]], SitePolicy],
 ) -> None:
     empty = {'never = ["centralized", "fed-sps(mode=samples)"]': "never = []"}
     for method in ("centralized", "fed-sps(mode=samples)"):
         with pytest.raises(UsageError, match=r"\(kinds: samples\)"):
-            judged(policy(empty), method)
+            check(policy(empty), method)
     allowed = policy(empty | {'"gradients"]': '"gradients", "samples"]'})
-    judged(allowed, "centralized")
-    judged(allowed, "fed-sps(mode=samples)")
+    check(allowed, "centralized")
+    check(allowed, "fed-sps(mode=samples)")
 
 
 RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
@@ -144,7 +144,7 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("changes", "method", "settings", "words"), RULES, ids=[rule[3][-24:] for rule in RULES]
 )
-def test_each_rule_refuses_and_names_itself(
+def test_each_rule_refuses_and_is_named(
     changes: dict[str, str],
     method: str,
     settings: dict[str, Any],
@@ -152,7 +152,7 @@ def test_each_rule_refuses_and_names_itself(
     policy: Callable[[Mapping[str, str]], SitePolicy],
 ) -> None:
     with pytest.raises(UsageError) as why:
-        judged(policy(changes), method, **settings)
+        check(policy(changes), method, **settings)
     assert words in str(why.value)
 
 
@@ -173,29 +173,29 @@ def test_each_rule_allows(
     settings: dict[str, Any],
     policy: Callable[[Mapping[str, str]], SitePolicy],
 ) -> None:
-    judged(policy(changes), method, **settings)
+    check(policy(changes), method, **settings)
 
 
 @pytest.mark.parametrize("where", ["algorithm", "wrapper", "model", "metric", "party"])
-def test_files_that_a_run_names_are_refused_before_they_run(
+def test_files_in_settings_are_refused_before_they_run(
     where: str, tmp_path: Path, policy: Callable[[Mapping[str, str]], SitePolicy]
 ) -> None:
-    mark = tmp_path / "ran"
+    marker = tmp_path / "ran"
     file = tmp_path / "mine.py"
-    file.write_text(f"open({str(mark)!r}, 'w')\n")
-    several: dict[str, dict[str, Any]] = {
+    file.write_text(f"open({str(marker)!r}, 'w')\n")
+    settings_by_place: dict[str, dict[str, Any]] = {
         "algorithm": {"algorithm": str(file)},
         "wrapper": {"algorithm": f"fedavg+{file}(kappa=1)"},
         "party": {"algorithm": "fedavg", "party": {"north": {"model": str(file)}}},
     }
-    named = several.get(where, {"algorithm": "fedavg", where: str(file)})
+    settings = settings_by_place.get(where, {"algorithm": "fedavg", where: str(file)})
     with pytest.raises(UsageError, match=r"north runs no files that a run names, as .*mine\.py"):
-        policy({}).check_names(config.experiment(named), WHO)
-    assert not mark.exists()
+        policy({}).check_names(config.experiment(settings), SUBMITTER)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(
-    ("given", "bytes_"),
+    ("text", "bytes_"),
     [
         ('"1 GB"', 10**9),
         ("10", 10),
@@ -205,12 +205,16 @@ def test_files_that_a_run_names_are_refused_before_they_run(
         ('" 7 B "', 7),
     ],
 )
-def test_sizes(given: str, bytes_: int, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
-    made = policy({'bytes = "10 GB"': f"bytes = {given}", 'message = "1 GB"': f"message = {given}"})
-    assert (made.bytes, made.message) == (bytes_, bytes_)
+def test_sizes_with_units(
+    text: str, bytes_: int, policy: Callable[[Mapping[str, str]], SitePolicy]
+) -> None:
+    site_policy = policy(
+        {'bytes = "10 GB"': f"bytes = {text}", 'message = "1 GB"': f"message = {text}"}
+    )
+    assert (site_policy.bytes, site_policy.message) == (bytes_, bytes_)
 
 
-WRONG = {
+INVALID_RULES = {
     "rounds = 1000": [
         ("rounds = true", "rounds must be a whole number, not True"),
         ('rounds = "many"', "rounds must be a whole number"),
@@ -262,22 +266,23 @@ WRONG = {
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"), [(old, *one) for old, several in WRONG.items() for one in several]
+    ("old", "new", "words"),
+    [(old, *rule) for old, rules in INVALID_RULES.items() for rule in rules],
 )
-def test_what_is_no_rule_is_refused(
+def test_invalid_rules_are_refused(
     old: str, new: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]
 ) -> None:
     with pytest.raises(UsageError, match=words):
         policy({old: new})
 
 
-def test_a_site_without_a_law_takes_part_in_nothing(tmp_path: Path) -> None:
+def test_missing_policy_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"site\.toml cannot be read"):
         SitePolicy.read(tmp_path)
 
 
-def test_records(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
-    """Too few samples to train on. How many there are is not told in the refusal."""
+def test_minimum_number_of_records(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+    """Too few training samples are refused; the refusal does not say how many there are."""
     rules = policy({})
     rules.check_records(10)
     with pytest.raises(

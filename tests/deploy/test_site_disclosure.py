@@ -1,4 +1,4 @@
-"""What left a site is told at the site and at the server, of the folders that each has."""
+"""Disclosures of what left a site, from the folder at the site and from that at the server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from comity.runs.folder import RunFolder
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official"}
 
 
-def disclosed(folder: Path, party: str) -> str:
+def disclosure_text(folder: Path, party: str) -> str:
     return html.unescape(comity.disclose(folder, party)[0].read_text(encoding="utf-8"))
 
 
@@ -36,45 +36,46 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 @pytest.mark.parametrize(
     ("method", "field"), [("fedavg", "Model.theta"), ("fed-sps", "Help.grads")]
 )
-def test_a_site_and_its_server_tell_the_same_of_it(method: str, field: str, sites: Sites) -> None:
+def test_disclosures_of_a_site_and_its_server_agree(method: str, field: str, sites: Sites) -> None:
     run = "a" + method.replace("-", "")
-    server = sites.run(method, run, **SETTINGS)
-    ended(server)
-    home = sites.site("north") / "runs" / run
-    pages = {place: disclosed(place, "north") for place in (home, server)}
-    for place, page in pages.items():
-        sent = [row for row in RunFolder(place).read_ledger() if row.src == "north"]
+    server_folder = sites.run(method, run, **SETTINGS)
+    ended(server_folder)
+    site_folder = sites.site("north") / "runs" / run
+    pages = {folder: disclosure_text(folder, "north") for folder in (site_folder, server_folder)}
+    for folder, page in pages.items():
+        sent_rows = [row for row in RunFolder(folder).read_ledger() if row.src == "north"]
         assert f"({field})" in page
         assert "no guarantee (epsilon infinite)" in page
-        for those, whom in (({"server"}, "the server"), ({"south"}, "other parties")):
-            if total := sum(row.bytes for row in sent if row.dst in those):
-                assert f"{total:,} bytes to {whom}" in page
+        for recipients, recipient_name in (
+            ({"server"}, "the server"),
+            ({"south"}, "other parties"),
+        ):
+            if total := sum(row.bytes for row in sent_rows if row.dst in recipients):
+                assert f"{total:,} bytes to {recipient_name}" in page
         assert "A run between sites cannot be audited" in page
         assert (
             "the right answer and the model's" not in page
-        )  # by the law of these sites no outcomes leave
-        assert (
-            "how many training records there are of each class;" not in page
-        )  # nor how many there are of each class
-    assert "as this site itself wrote it down" in pages[home]
-    assert "as its server wrote it down" in pages[server]
-    assert "not counted in this folder" in pages[home]
+        )  # the policy of these sites withholds outcomes
+        assert "how many training records there are of each class;" not in page  # and class counts
+    assert "as this site itself wrote it down" in pages[site_folder]
+    assert "as its server wrote it down" in pages[server_folder]
+    assert "not counted in this folder" in pages[site_folder]
     if (
         method == "fed-sps"
-    ):  # a site charges parcels to the work that seals them, so that it can tell them apart
-        assert "which this ledger does not separate" in pages[server]
-        assert "which this ledger does not separate" not in pages[home]
+    ):  # a site charges sealed messages to the call that seals them, so it can separate them
+        assert "which this ledger does not separate" in pages[server_folder]
+        assert "which this ledger does not separate" not in pages[site_folder]
 
 
-def test_a_site_knows_nothing_of_others(sites: Sites) -> None:
+def test_site_folder_has_no_disclosure_of_others(sites: Sites) -> None:
     ended(sites.run("fedavg", "b", **SETTINGS))
-    home = sites.site("north") / "runs" / "b"
+    site_folder = sites.site("north") / "runs" / "b"
     with pytest.raises(
         UsageError,
-        match=re.escape(f"{home} is the folder of north: it has nothing about south."),
+        match=re.escape(f"{site_folder} is the folder of north: it has nothing about south."),
     ):
-        comity.disclose(home, "south")
+        comity.disclose(site_folder, "south")
     with pytest.raises(
         UsageError, match=re.escape("There is no party called 'nort'. Did you mean 'north'?")
     ):
-        comity.disclose(home, "nort")
+        comity.disclose(site_folder, "nort")

@@ -1,6 +1,4 @@
-"""Noise that hides something is drawn from a site's own secret: who knows the seed, which all do,
-cannot take it away again.
-"""
+"""Noise is drawn from a site's secret, so that a party that knows the seed cannot remove it."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "officia
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_results, "export", lambda *_: [])
     monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
 
@@ -32,104 +30,114 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     return Sites(tmp_path_factory.mktemp("sites"), {"north": (31, 12), "east": (23, 9)})
 
 
-def test_all_but_the_noise_is_everybodys() -> None:
-    public, one, other = (
+def test_secrets_change_only_the_noise() -> None:
+    public_key, first_key, second_key = (
         Key.root(3),
         Key.root(3, b"one"),
         Key.root(3, b"other"),
     )
     for path in [("party", 0, 1, "local", 0), ("batches", 2), ("a",)]:
-        keys = [key.fold(*path) for key in (public, one, other)]
+        keys = [key.fold(*path) for key in (public_key, first_key, second_key)]
         assert len({key.bits for key in keys}) == 1
         assert len({tuple(key.permutation(20).tolist()) for key in keys}) == 1
         assert len({key.numpy().random() for key in keys}) == 1
         assert len({torch.rand(1, generator=key.generator()).item() for key in keys}) == 1
         assert len({key.noise() for key in keys}) == 3
-    deep = one.fold("a", 1).fold("b")
-    assert deep.bits == public.fold("a", 1).fold("b").bits
-    assert deep.noise() != public.fold("a", 1).fold("b").noise()
-    assert deep.noise() == one.fold("a", 1).fold("b").noise()  # asking again would average it away
-    assert one.fold("a").noise() != one.fold("b").noise()
-    assert b"one" not in deep.noise()
+    folded_key = first_key.fold("a", 1).fold("b")
+    assert folded_key.bits == public_key.fold("a", 1).fold("b").bits
+    assert folded_key.noise() != public_key.fold("a", 1).fold("b").noise()
+    assert (
+        folded_key.noise() == first_key.fold("a", 1).fold("b").noise()
+    )  # new noise at each repetition could be averaged out
+    assert first_key.fold("a").noise() != first_key.fold("b").noise()
+    assert b"one" not in folded_key.noise()
 
 
-def replies(transport: Handed) -> dict[tuple[str, Any], Any]:
-    """What sites answer to works, by name and call."""
-    asked: dict[str, Any] = {}
-    found: dict[tuple[str, Any], Any] = {}
+def record_replies(transport: Handed) -> dict[tuple[str, Any], Any]:
+    """Record the replies of sites, by site and call."""
+    last_requests: dict[str, Any] = {}
+    replies_by_call: dict[tuple[str, Any], Any] = {}
 
-    def lost(name: str, request: bytes) -> str:
-        asked[name] = unpack(request, REQUESTS, 1 << 30)[0]
+    def record_request(name: str, request: bytes) -> str:
+        last_requests[name] = unpack(request, REQUESTS, 1 << 30)[0]
         return ""
 
-    def changed(name: str, answer: bytes) -> bytes:
-        if isinstance(asked[name], RunCall):
-            found[name, asked[name].call] = decode(unpack(answer, REPLIES, 1 << 30)[1])
+    def record_reply(name: str, answer: bytes) -> bytes:
+        if isinstance(last_requests[name], RunCall):
+            replies_by_call[name, last_requests[name].call] = decode(
+                unpack(answer, REPLIES, 1 << 30)[1]
+            )
         return answer
 
-    transport.lost, transport.changed = lost, changed
-    return found
+    transport.lost, transport.changed = record_request, record_reply
+    return replies_by_call
 
 
-NOISED = {
+FIRST_NOISY_FUNCTION = {
     "adcol(noise=lap_l1,hidden=4)": "local",
     "adcol(noise=gauss_l2,hidden=4)": "local",
     "fedavg+dbe(noise_s=0.5)": "mean",
 }
 
 
-@pytest.mark.parametrize("method", NOISED)
-def test_noise_between_sites_is_not_that_of_a_loop(
+@pytest.mark.parametrize("method", FIRST_NOISY_FUNCTION)
+def test_noise_at_sites_differs_from_a_simulation(
     method: str, sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first reply that has noise in it is another, from a letter that is the same; a second run
-    of that name has the same.
+    """The first noisy reply of each site differs from the simulation's, although the messages are
+    equal.
     """
     transport = sites.transport()
-    found = replies(transport)
+    site_replies = record_replies(transport)
     name = "".join(c for c in method if c.isalnum())
     ended(sites.run(method, name, transport, **USUAL))
-    seen: dict[tuple[str, Any], Any] = {}
+    loop_replies: dict[tuple[str, Any], Any] = {}
     accept = Server._accept
 
-    def listening(self: Server, participation: Any, item: Any) -> Any:
-        seen[self.info.name(item[0]), tuple(participation.call)] = item[1].reply
+    def accept_and_record(self: Server, participation: Any, item: Any) -> Any:
+        loop_replies[self.info.name(item[0]), tuple(participation.call)] = item[1].reply
         return accept(self, participation, item)
 
-    monkeypatch.setattr(Server, "_accept", listening)
+    monkeypatch.setattr(Server, "_accept", accept_and_record)
     sites.pooled(method, tmp_path / "pooled", **USUAL)
-    works = [(who, call) for who, call in found if call[0] == NOISED[method]]
-    noisy = [(who, call) for who, call in works if call[2] == min(call[2] for _, call in works)]
-    assert len(noisy) == 2
-    for place in noisy:
-        here, there = leaves(found[place]), leaves(seen[place])
-        assert [one.shape for one in here] == [one.shape for one in there]
+    calls = [(who, call) for who, call in site_replies if call[0] == FIRST_NOISY_FUNCTION[method]]
+    first_calls = [
+        (who, call) for who, call in calls if call[2] == min(call[2] for _, call in calls)
+    ]
+    assert len(first_calls) == 2
+    for call_key in first_calls:
+        site_tensors, loop_tensors = leaves(site_replies[call_key]), leaves(loop_replies[call_key])
+        assert [tensor.shape for tensor in site_tensors] == [
+            tensor.shape for tensor in loop_tensors
+        ]
         assert not any(
-            torch.equal(one, other)
-            for one, other in zip(here, there, strict=True)
-            if one.numel() > 1
+            torch.equal(tensor, loop_tensor)
+            for tensor, loop_tensor in zip(site_tensors, loop_tensors, strict=True)
+            if tensor.numel() > 1
         )
 
 
-def test_noise_of_another_run_is_another(sites: Sites) -> None:
-    """The same settings and messages under another name of the run."""
-    found = []
+def test_runs_with_different_names_have_different_noise(sites: Sites) -> None:
+    """Two runs have equal settings and messages, and different names."""
+    replies_by_run = []
     for run in ("asked1", "asked2"):
         transport = sites.transport()
-        got = replies(transport)
+        run_replies = record_replies(transport)
         method = "adcol(noise=lap_l1,hidden=4)"
         ended(sites.run(method, run, transport, **(USUAL | {"rounds": 1})))
-        found.append(got)
-    [call] = {call for _, call in found[0] if call[2] == 1 and leaves(found[0]["north", call])}
-    first, second = (leaves(got["north", call])[0] for got in found)
+        replies_by_run.append(run_replies)
+    [call] = {
+        call
+        for _, call in replies_by_run[0]
+        if call[2] == 1 and leaves(replies_by_run[0]["north", call])
+    }
+    first, second = (leaves(run_replies["north", call])[0] for run_replies in replies_by_run)
     assert first.shape == second.shape
     assert not torch.equal(first, second)
 
 
-def test_noise_at_the_server_is_its_own(sites: Sites, tmp_path: Path) -> None:
-    """DP-SGD on the discriminator hides parties' rows from other parties, who know the seed as
-    well.
-    """
+def test_noise_at_the_server_differs_from_a_simulation(sites: Sites, tmp_path: Path) -> None:
+    """DP-SGD on the discriminator protects rows against other parties, which also know the seed."""
     method = "adcol(disc_noise=1.0,hidden=4)"
     folder = sites.run(method, "trusted", **USUAL)
     ended(folder)

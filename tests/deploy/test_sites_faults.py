@@ -1,5 +1,5 @@
-"""Between sites things go wrong: what a site does not say, or says wrongly, is told, and all else
-is as it should be.
+"""Faults at sites: missing and invalid replies are reported, and everything else equals a
+simulation with the same absences.
 """
 
 from __future__ import annotations
@@ -44,127 +44,139 @@ USUAL: dict[str, Any] = {"model": MODEL, "rounds": 3, "test": "official", "lr": 
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         site_results, "export", lambda *_: []
-    )  # it takes seconds, and has a test of its own
+    )  # it takes seconds, and is tested elsewhere
     monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
 
 @pytest.fixture(scope="module")
 def open_sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
-    """Whose laws allow what a simulation does."""
+    """Sites whose policies allow everything that a simulation does."""
     return Sites(tmp_path_factory.mktemp("open"), SIZES)
 
 
-# Sites that answer what they should not
+# Sites with invalid replies
 
 
-def reply_of(
+def change_replies_of(
     name: str, change: Callable[[Any, bytes], bytes], rounds: tuple[int, ...] = (2,)
 ) -> Callable[[Handed], None]:
-    """Have a site answer something else than it would in some rounds."""
+    """Change the replies of a site in some rounds."""
 
     def do(transport: Handed) -> None:
-        asked: dict[str, Any] = {}
+        last_requests: dict[str, Any] = {}
 
-        def lost(who: str, request: bytes) -> str:
-            asked[who] = unpack(request, REQUESTS, 1 << 30)[0]
+        def record_request(who: str, request: bytes) -> str:
+            last_requests[who] = unpack(request, REQUESTS, 1 << 30)[0]
             return ""
 
-        def changed(who: str, answer: bytes) -> bytes:
-            head = asked[who]
+        def change_reply(who: str, answer: bytes) -> bytes:
+            head = last_requests[who]
             if who == name and isinstance(head, RunCall) and head.call[2] in rounds:
-                said, body = unpack(answer, REPLIES, 1 << 30)
-                return change(said, body)
+                reply_head, body = unpack(answer, REPLIES, 1 << 30)
+                return change(reply_head, body)
             return answer
 
-        transport.lost, transport.changed = lost, changed
+        transport.lost, transport.changed = record_request, change_reply
 
     return do
 
 
-def of(content: Any) -> Callable[[Any, bytes], bytes]:
-    return lambda said, body: pack(
-        said, encode(content(decode(body)) if callable(content) else content)
+def with_content(content: Any) -> Callable[[Any, bytes], bytes]:
+    return lambda head, body: pack(
+        head, encode(content(decode(body)) if callable(content) else content)
     )
 
 
-def first_of(
+def with_first_tensor(
     theta: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]
 ) -> Model:
     name = sorted(theta)[0]
     return Model(theta | {name: change(theta[name])})
 
 
-MALICE: dict[str, tuple[Callable[[Any, bytes], bytes], str]] = {
-    "shape": (of(lambda m: first_of(m.theta, lambda w: w[..., :-1].clone())), "where float32"),
-    "dtype": (of(lambda m: first_of(m.theta, lambda w: w.double())), "where float32"),
-    "extra": (of(lambda m: Model(m.theta | {"more": torch.ones(2)})), "not of the model"),
-    "class": (of(Empty()), "has no place in it"),
+INVALID_REPLIES: dict[str, tuple[Callable[[Any, bytes], bytes], str]] = {
+    "shape": (
+        with_content(lambda m: with_first_tensor(m.theta, lambda w: w[..., :-1].clone())),
+        "where float32",
+    ),
+    "dtype": (
+        with_content(lambda m: with_first_tensor(m.theta, lambda w: w.double())),
+        "where float32",
+    ),
+    "extra": (with_content(lambda m: Model(m.theta | {"more": torch.ones(2)})), "not of the model"),
+    "class": (with_content(Empty()), "has no place in it"),
     "figures": (
-        of(Evaluation(Score(0, 0, 0.0, {}), Score(0, 0, 0.0, {}), None)),
+        with_content(Evaluation(Score(0, 0, 0.0, {}), Score(0, 0, 0.0, {}), None)),
         "has no place in it",
     ),
-    "a dict": (of(lambda m: m.theta), "should be Model"),
-    "nothing": (of(None), "should be Model"),
-    "garbage": (lambda said, body: b"\x00" * 40, "damaged or foreign"),
-    "empty": (lambda said, body: b"", "incomplete"),
-    "half": (lambda said, body: pack(said, body)[:-5], "damaged or foreign"),
-    "another head": (lambda said, body: pack(Done(), body), "answered something else"),
-    "steps": (lambda said, body: pack(replace(said, steps=-5), body), "steps"),
+    "a dict": (with_content(lambda m: m.theta), "should be Model"),
+    "nothing": (with_content(None), "should be Model"),
+    "garbage": (lambda head, body: b"\x00" * 40, "damaged or foreign"),
+    "empty": (lambda head, body: b"", "incomplete"),
+    "half": (lambda head, body: pack(head, body)[:-5], "damaged or foreign"),
+    "another head": (lambda head, body: pack(Done(), body), "answered something else"),
+    "steps": (lambda head, body: pack(replace(head, steps=-5), body), "steps"),
     "others": (
-        lambda said, body: pack(replace(said, unusable=(0, 1)), body),
+        lambda head, body: pack(replace(head, unusable=(0, 1)), body),
         "sealed messages that it was not sent",
     ),
     "nobody": (
-        lambda said, body: pack(replace(said, unusable=(99,)), body),
+        lambda head, body: pack(replace(head, unusable=(99,)), body),
         "sealed messages that it was not sent",
     ),
-    "many words": (lambda said, body: pack(Failed("no\x1b[2J" * 100_000)), "no"),
+    "many words": (lambda head, body: pack(Failed("no\x1b[2J" * 100_000)), "no"),
 }
 
 
-@pytest.mark.parametrize("what", MALICE)
-def test_a_site_that_answers_what_it_should_not(what: str, open_sites: Sites) -> None:
-    """It is not heard in that round, which is told, and is heard in the next."""
-    change, words = MALICE[what]
+@pytest.mark.parametrize("what", INVALID_REPLIES)
+def test_invalid_reply_is_left_out_of_its_round(what: str, open_sites: Sites) -> None:
+    """The site is left out of that round, with a warning, and takes part in the next."""
+    change, words = INVALID_REPLIES[what]
     transport = open_sites.transport()
-    reply_of("east", change)(transport)
+    change_replies_of("east", change)(transport)
     folder = open_sites.run(
         "fedavg", "bad" + "".join(c for c in what if c.isalnum()), transport, **USUAL
     )
     summary = ended(folder)
-    [told] = [
+    [warning] = [
         text
         for text in warning_texts(summary, "during")
         if text.startswith("east was not heard in round 2: ")
     ]
-    assert words in told
-    assert len(told) < 600
-    assert told.isprintable()
+    assert words in warning
+    assert len(warning) < 600
+    assert warning.isprintable()
     assert summary["absent"] == {"east": {"lost": 1}}
     same_as_planned(open_sites, folder, "fedavg", **USUAL)
 
 
-def test_a_reply_that_is_no_number(open_sites: Sites) -> None:
-    """As in a simulation: its party is named and left out, and the others go on."""
+def test_reply_that_is_not_finite_is_left_out(open_sites: Sites) -> None:
+    """As in a simulation, the party is named and left out, and the others continue."""
     transport = open_sites.transport()
-    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(
-        transport
-    )
+    change_replies_of(
+        "east",
+        with_content(
+            lambda m: with_first_tensor(m.theta, lambda w: torch.full_like(w, float("nan")))
+        ),
+    )(transport)
     folder = open_sites.run("fedavg", "nan", transport, **USUAL)
     assert ended(folder)["absent"] == {"east": {"nonfinite": 1}}
     transport = open_sites.transport()
-    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(
-        transport
-    )
+    change_replies_of(
+        "east",
+        with_content(
+            lambda m: with_first_tensor(m.theta, lambda w: torch.full_like(w, float("nan")))
+        ),
+    )(transport)
     folder = open_sites.run("fedavg", "nanstop", transport, on_nonfinite="stop", **USUAL)
     assert "east has values that are not finite in round 2" in (folder / FAILURE).read_text()
 
 
-FIGURES: dict[str, Callable[[Evaluation], Any]] = {
+INVALID_EVALUATIONS: dict[str, Callable[[Evaluation], Any]] = {
     "too many right": lambda e: replace(e, test=replace(e.test, correct=e.test.count + 1)),
     "fewer than none": lambda e: replace(e, test=replace(e.test, correct=-1)),
     "other count": lambda e: replace(e, test=replace(e.test, count=10**6)),
@@ -179,25 +191,25 @@ FIGURES: dict[str, Callable[[Evaluation], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", FIGURES)
-def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
-    """A site can lie about its figures; but what no evaluation of its samples could bring is
+@pytest.mark.parametrize("what", INVALID_EVALUATIONS)
+def test_impossible_evaluation_is_left_out(what: str, open_sites: Sites) -> None:
+    """A site can send wrong metrics, but values that no evaluation of its samples can have are
     refused.
     """
     transport = open_sites.transport()
-    asked: dict[str, Any] = {}
+    last_requests: dict[str, Any] = {}
 
-    def lost(who: str, request: bytes) -> str:
-        asked[who] = unpack(request, REQUESTS, 1 << 30)[0]
+    def record_request(who: str, request: bytes) -> str:
+        last_requests[who] = unpack(request, REQUESTS, 1 << 30)[0]
         return ""
 
-    def changed(who: str, answer: bytes) -> bytes:
-        if who == "east" and isinstance(asked[who], Evaluate) and asked[who].final:
-            said, body = unpack(answer, REPLIES, 1 << 30)
-            return pack(said, encode(FIGURES[what](decode(body))))
+    def change_evaluation(who: str, answer: bytes) -> bytes:
+        if who == "east" and isinstance(last_requests[who], Evaluate) and last_requests[who].final:
+            head, body = unpack(answer, REPLIES, 1 << 30)
+            return pack(head, encode(INVALID_EVALUATIONS[what](decode(body))))
         return answer
 
-    transport.lost, transport.changed = lost, changed
+    transport.lost, transport.changed = record_request, change_evaluation
     folder = open_sites.run(
         "fedavg", "figures" + "".join(c for c in what if c.isalnum()), transport, **USUAL
     )
@@ -210,27 +222,27 @@ def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
     assert "east" not in (folder / "outcomes.csv").read_text()
 
 
-INTRODUCED: dict[str, Callable[[Introduced], Any]] = {
-    "no samples": lambda one: replace(one, said=replace(one.said, train=0)),
-    "fewer than none": lambda one: replace(one, said=replace(one.said, train=-7)),
-    "strange counts": lambda one: replace(one, said=replace(one.said, counts=[1])),
-    "a huge shape": lambda one: replace(one, shape=[1 << 40, 1 << 40]),
+INVALID_INTRODUCTIONS: dict[str, Callable[[Introduced], Any]] = {
+    "no samples": lambda reply: replace(reply, said=replace(reply.said, train=0)),
+    "fewer than none": lambda reply: replace(reply, said=replace(reply.said, train=-7)),
+    "strange counts": lambda reply: replace(reply, said=replace(reply.said, counts=[1])),
+    "a huge shape": lambda reply: replace(reply, shape=[1 << 40, 1 << 40]),
 }
 
 
-@pytest.mark.parametrize("what", INTRODUCED)
-def test_introductions_that_cannot_be(what: str, open_sites: Sites) -> None:
+@pytest.mark.parametrize("what", INVALID_INTRODUCTIONS)
+def test_invalid_introduction_is_refused(what: str, open_sites: Sites) -> None:
     transport = open_sites.transport()
 
-    def changed(who: str, answer: bytes) -> bytes:
-        said, body = unpack(answer, REPLIES, 1 << 30)
+    def change_introduction(who: str, answer: bytes) -> bytes:
+        head, body = unpack(answer, REPLIES, 1 << 30)
         return (
-            pack(INTRODUCED[what](said), body)
-            if who == "east" and isinstance(said, Introduced)
+            pack(INVALID_INTRODUCTIONS[what](head), body)
+            if who == "east" and isinstance(head, Introduced)
             else answer
         )
 
-    transport.changed = changed
+    transport.changed = change_introduction
     folder = open_sites.run(
         "fedavg", "intro" + "".join(c for c in what if c.isalnum()), transport, **USUAL
     )
@@ -249,23 +261,27 @@ def test_introductions_that_cannot_be(what: str, open_sites: Sites) -> None:
 MARKER = "the-secret-of-a-patient"
 
 
-def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a fixed sentence leaves; the run is that of a loop in which the site is not heard."""
+def test_error_at_a_site_is_reported_without_its_message(
+    open_sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a fixed sentence leaves the site. The run equals a simulation in which the reply is
+    lost.
+    """
     transport = open_sites.transport()
-    seen = watched(transport)
-    right = engine_site.Site.begin
+    traffic = watched(transport)
+    original = engine_site.Site.begin
 
-    def begin(self: Any, call: Any, *rest: Any) -> Any:
+    def begin(self: Any, call: Any, *more: Any) -> Any:
         if self.party.name == "east" and call.round == 2:
             raise ValueError(MARKER)
-        return right(self, call, *rest)
+        return original(self, call, *more)
 
     monkeypatch.setattr(engine_site.Site, "begin", begin)
     folder = open_sites.run("scaffold", "raises", transport, **USUAL)
     monkeypatch.undo()
     summary = ended(folder)
     assert f"east was not heard in round 2: {FAULT}" in warning_texts(summary, "during")
-    assert not any(MARKER.encode() in message for _, message in seen)
+    assert not any(MARKER.encode() in message for _, message in traffic)
     assert MARKER not in "".join(
         path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()
     )
@@ -276,34 +292,34 @@ def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.Monk
 @pytest.mark.sweep("fedavg+dbe")
 @pytest.mark.parametrize("where", ["state", "index", "ledger", "all"])
 @pytest.mark.parametrize("method", ["scaffold", "fedavg+dbe"])
-def test_a_full_disk_at_a_site(
+def test_site_with_a_full_disk_misses_a_round_and_continues(
     method: str, where: str, open_sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The site is not heard, and the next time it is asked it goes on with the right state."""
+    """The site misses the call, and continues with the right state at the next call."""
     transport = open_sites.transport()
-    full = {"now": False}
-    asked: list[Any] = []
+    disk_full = {"now": False}
+    requests: list[Any] = []
 
-    def lost(who: str, request: bytes) -> str:
+    def watch_requests(who: str, request: bytes) -> str:
         head = unpack(request, REQUESTS, 1 << 30)[0]
-        full["now"] = who == "east" and isinstance(head, RunCall) and head.call[2] == 2
-        asked.append(head)
+        disk_full["now"] = who == "east" and isinstance(head, RunCall) and head.call[2] == 2
+        requests.append(head)
         return ""
 
-    transport.lost = lost
+    transport.lost = watch_requests
 
-    def failing(right: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        def do(*given: Any, **options: Any) -> Any:
-            if full["now"] and where in (kind, "all"):
+    def fail_when_full(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def do(*args: Any, **options: Any) -> Any:
+            if disk_full["now"] and where in (kind, "all"):
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return right(*given, **options)
+            return original(*args, **options)
 
         return do
 
-    monkeypatch.setattr(site_store, "write_state", failing(write_state, "state"))
-    monkeypatch.setattr(site_store, "write_atomically", failing(write_atomically, "index"))
+    monkeypatch.setattr(site_store, "write_state", fail_when_full(write_state, "state"))
+    monkeypatch.setattr(site_store, "write_atomically", fail_when_full(write_atomically, "index"))
     monkeypatch.setattr(
-        site_store.SiteTables, "_append", failing(site_store.SiteTables._append, "ledger")
+        site_store.SiteTables, "_append", fail_when_full(site_store.SiteTables._append, "ledger")
     )
     name = f"full{where}{method.replace('+', '')}"
     folder = open_sites.run(method, name, transport, **USUAL)
@@ -312,15 +328,13 @@ def test_a_full_disk_at_a_site(
     assert f"east was not heard in round 2: {FAULT}" in warning_texts(summary, "during")
     assert "No space left on device" in (open_sites.site("east") / LOG).read_text()
     assert summary["absent"]["east"] == {
-        "lost": sum(isinstance(h, RunCall) and h.call[2] == 2 for h in asked) // 3
+        "lost": sum(isinstance(h, RunCall) and h.call[2] == 2 for h in requests) // 3
     }
     same_as_planned(open_sites, folder, method, **USUAL)
 
 
-def test_rows_that_a_full_disk_cut_off(tmp_path: Path) -> None:
-    """Half a row is taken back, or the next one would be written behind it, and both would be lost
-    or wrong.
-    """
+def test_incomplete_row_of_a_table_is_removed(tmp_path: Path) -> None:
+    """An incomplete row is removed; otherwise the next row would be appended to it."""
     book = site_store.SiteTables(tmp_path, "north")
     book.charge_sent(1, "local", "up", 100)
     with (tmp_path / "ledger.csv").open("a") as file:
@@ -335,8 +349,8 @@ def test_rows_that_a_full_disk_cut_off(tmp_path: Path) -> None:
         site_store.SiteTables(tmp_path, "north")
 
 
-def test_a_damaged_ledger_of_another_run(tmp_path: Path) -> None:
-    """How much has left in all is not known then: nothing more leaves before somebody has looked."""
+def test_damaged_ledger_of_another_run_is_an_error(tmp_path: Path) -> None:
+    """The total of bytes sent is then unknown, so nothing more is sent."""
     (tmp_path / "runs" / "before").mkdir(parents=True)
     site_store.SiteTables(tmp_path / "runs" / "before", "north").charge_sent(1, "local", "up", 100)
     assert site_store.bytes_sent(tmp_path, "north") == 100
@@ -346,10 +360,8 @@ def test_a_damaged_ledger_of_another_run(tmp_path: Path) -> None:
         site_store.bytes_sent(tmp_path, "north")
 
 
-def test_figures_of_a_round_that_is_made_again(tmp_path: Path) -> None:
-    """The round that counts is the later one: others may have been absent from it, and then its
-    figures differ.
-    """
+def test_metrics_of_a_repeated_round_replace_earlier_ones(tmp_path: Path) -> None:
+    """The later repetition counts: other parties may have been absent, so its metrics may differ."""
     book = site_store.SiteTables(tmp_path, "north")
     note = Note(2, "north", "test", "accuracy", 0.5)
     book.add_metrics([Note(1, "north", "test", "accuracy", 0.25), note])

@@ -1,5 +1,5 @@
-"""Servers and sites that stop and come back, replies that are lost: what comes out is what would
-have come out.
+"""Restarts of servers and sites, and lost replies: the results equal those of an undisturbed run,
+or of a simulation with the same absences.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ METHODS = ["fedavg", "scaffold", "adcol(hidden=4)", "fedavg+dbe"]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_exports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         site_results, "export", lambda *_: []
-    )  # it takes seconds, and has a test of its own
+    )  # it takes seconds, and is tested elsewhere
     monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
@@ -55,102 +55,110 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     return Sites(tmp_path_factory.mktemp("sites"), SIZES)
 
 
-class Killed(BaseException):
-    """The server's process ends here."""
+class ServerKilled(BaseException):
+    """Stands for the end of the server's process."""
 
 
-class Fatal(Handed):
-    """A courier that is killed, with its server, before it asks anybody for the k-th time, or after
-    all have answered.
+class KilledTransport(Handed):
+    """A transport that is killed, with its server, before the k-th exchange or after all its
+    replies.
     """
 
-    def __init__(self, sites: Sites, at: int, answered: bool) -> None:
+    def __init__(self, sites: Sites, at: int, after_replies: bool) -> None:
         super().__init__({name: sites.handler(name) for name in sites.names})
         self.at = at
-        self.answered = answered
-        self.asked = 0
+        self.after_replies = after_replies
+        self.exchange_count = 0
 
     def ask(
         self, requests: Mapping[str, bytes], seconds: float
     ) -> Iterator[tuple[str, bytes | None]]:
-        self.asked += 1
-        if self.asked > self.at:
-            raise Killed  # and nothing can be told any more
-        if self.asked == self.at:
-            if self.answered:
+        self.exchange_count += 1
+        if self.exchange_count > self.at:
+            raise ServerKilled  # no request leaves any more
+        if self.exchange_count == self.at:
+            if self.after_replies:
                 list(super().ask(requests, seconds))
-            raise Killed
+            raise ServerKilled
         yield from super().ask(requests, seconds)
 
 
-def exchanges(sites: Sites, method: str, run: str) -> tuple[Path, int]:
-    """A run that nothing happens to, and how often it asks."""
-    transport = Fatal(sites, 10**9, False)
+def run_and_count(sites: Sites, method: str, run: str) -> tuple[Path, int]:
+    """Do an undisturbed run. Returns its folder and the number of exchanges."""
+    transport = KilledTransport(sites, 10**9, False)
     folder = sites.run(method, run, transport, **USUAL)
     ended(folder)
-    return folder, transport.asked
+    return folder, transport.exchange_count
 
 
-def plain(method: str) -> str:
+def alphanumeric(method: str) -> str:
     return "".join(c for c in method if c.isalnum())
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_a_server_that_is_killed_between_any_two_exchanges(method: str, sites: Sites) -> None:
-    """SubmittedJob again by its name it goes on, with fresh desks, to the same tables; it is killed
-    before or after the answers.
+def test_run_resumes_after_the_server_is_killed_at_any_exchange(method: str, sites: Sites) -> None:
+    """The run is submitted again under its name and resumes, with new request handlers, to the same
+    tables. The server is killed before or after the replies.
     """
-    right, count = exchanges(sites, method, f"right{plain(method)}")
-    some = (
+    expected, count = run_and_count(sites, method, f"right{alphanumeric(method)}")
+    stride = (
         1 if method == "scaffold" or os.environ.get("COMITY_SITES") else 4
-    )  # `make test-sites` kills at all of them
-    for k in range(1, count + 1, some):
-        run = f"killed{plain(method)}{k}"
-        with pytest.raises(Killed):
-            sites.run(method, run, Fatal(sites, k, answered=bool(k % 2)), **USUAL)
+    )  # `make test-sites` kills at every exchange
+    for k in range(1, count + 1, stride):
+        run = f"killed{alphanumeric(method)}{k}"
+        with pytest.raises(ServerKilled):
+            sites.run(method, run, KilledTransport(sites, k, after_replies=bool(k % 2)), **USUAL)
         folder = sites.run(method, run, **USUAL)
         summary = ended(folder)
         for name in TABLES:
-            assert (folder / name).read_text() == (right / name).read_text(), (k, name)
+            assert (folder / name).read_text() == (expected / name).read_text(), (k, name)
         assert summary["absent"] == {}
-        for site in sites.names:  # and each site's own figures are those of the run that counts
-            own = RunFolder(sites.site(site) / "runs" / run)
-            whole = RunFolder(sites.site(site) / "runs" / right.name)
-            assert own.read_metrics() == whole.read_metrics()
-            assert own.read_summary() is not None
-            assert own.read_summary()["steps"] == whole.read_summary()["steps"]  # type: ignore[index]
+        for site in sites.names:  # each site's own metrics equal those of the undisturbed run
+            site_folder = RunFolder(sites.site(site) / "runs" / run)
+            expected_site_folder = RunFolder(sites.site(site) / "runs" / expected.name)
+            assert site_folder.read_metrics() == expected_site_folder.read_metrics()
+            summaries = [site_folder.read_summary(), expected_site_folder.read_summary()]
+            assert summaries[0] is not None
+            assert summaries[0]["steps"] == summaries[1]["steps"]  # type: ignore[index]
 
 
-def test_a_run_that_is_killed_again_and_again(sites: Sites) -> None:
-    right, count = exchanges(sites, "scaffold", "rightagain")
+def test_run_resumes_after_many_kills(sites: Sites) -> None:
+    expected, count = run_and_count(sites, "scaffold", "rightagain")
     for k in range(3, count + 1):
         try:
-            folder = sites.run("scaffold", "again", Fatal(sites, k, answered=True), **USUAL)
-        except Killed:
+            folder = sites.run(
+                "scaffold", "again", KilledTransport(sites, k, after_replies=True), **USUAL
+            )
+        except ServerKilled:
             continue
         break
     else:
         folder = sites.run("scaffold", "again", **USUAL)
     ended(folder)
-    assert (folder / "metrics.csv").read_text() == (right / "metrics.csv").read_text()
+    assert (folder / "metrics.csv").read_text() == (expected / "metrics.csv").read_text()
 
 
-def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
-    """A fresh desk knows of no run: it refuses, is not heard, and goes on with its own state once
-    the run is ordered again.
+def test_restarted_site_misses_calls_until_the_run_is_submitted_again(sites: Sites) -> None:
+    """A new request handler knows no run: it refuses calls, and continues with its stored state
+    once the run is submitted again.
     """
     transport = sites.transport()
-    replaced: list[str] = []
+    replaced_sites: list[str] = []
 
-    def lost(name: str, request: bytes) -> str:
+    def replace_handler(name: str, request: bytes) -> str:
         head = unpack(request, REQUESTS, 1 << 30)[0]
-        if name == "east" and isinstance(head, RunCall) and head.call[2] == 2 and not replaced:
+        if (
+            name == "east"
+            and isinstance(head, RunCall)
+            and head.call[2] == 2
+            and not replaced_sites
+        ):
             transport.desks["east"] = sites.handler("east")
-            replaced.append(name)
+            replaced_sites.append(name)
         return ""
 
-    transport.lost = lost
+    transport.lost = replace_handler
     folder = sites.run("scaffold", "restarted", transport, **(USUAL | {"rounds": 3}))
     assert "east was not heard in round 2: east takes no part in that run." in warning_texts(
         ended(folder), "during"
@@ -158,67 +166,71 @@ def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
     same_as_planned(sites, folder, "scaffold", **(USUAL | {"rounds": 3}))
 
 
-MISSED = ["scaffold", "fedavg+dbe", "fed-sps", "relay"]
+METHODS_WITH_STATES = ["scaffold", "fedavg+dbe", "fed-sps", "relay"]
 
 
-def missing(who: str, how: str, when: Callable[[Any], bool]) -> Callable[[str, bytes], str]:
+def miss_when(who: str, how: str, when: Callable[[Any], bool]) -> Callable[[str, bytes], str]:
     return lambda name, request: (
         how if name == who and when(unpack(request, REQUESTS, 1 << 30)[0]) else ""
     )
 
 
-def works_of(*rounds: int) -> Callable[[Any], bool]:
+def is_call_in(*rounds: int) -> Callable[[Any], bool]:
     return lambda head: isinstance(head, RunCall) and head.call[2] in rounds
 
 
 @pytest.mark.sweep("fed-sps-lost", "fedavg+dbe-offline", "scaffold-offline")
 @pytest.mark.parametrize("how", ["lost", "offline"])
-@pytest.mark.parametrize("method", MISSED)
-def test_lost_replies_and_dead_sites(method: str, how: str, sites: Sites) -> None:
-    """As in a loop in which the same parties miss the same."""
+@pytest.mark.parametrize("method", METHODS_WITH_STATES)
+def test_lost_replies_and_offline_sites_equal_planned_absences(
+    method: str, how: str, sites: Sites
+) -> None:
+    """The tables equal those of a simulation with the same absences."""
     settings = USUAL | {"rounds": 4}
     transport = sites.transport()
-    transport.lost = missing("east", how, works_of(2, 3))
-    folder = sites.run(method, f"{how}{plain(method)}", transport, **settings)
+    transport.lost = miss_when("east", how, is_call_in(2, 3))
+    folder = sites.run(method, f"{how}{alphanumeric(method)}", transport, **settings)
     assert ended(folder)["absent"].keys() == {"east"}
     same_as_planned(sites, folder, method, **settings)
 
 
-@pytest.mark.parametrize("method", MISSED)
-def test_a_site_that_misses_the_start_or_an_evaluation(method: str, sites: Sites) -> None:
+@pytest.mark.parametrize("method", METHODS_WITH_STATES)
+def test_site_that_misses_the_start_or_an_evaluation(method: str, sites: Sites) -> None:
     settings = USUAL | {"rounds": 3}
     transport = sites.transport()
 
-    def away(head: Any) -> bool:
+    def is_missed(head: Any) -> bool:
         return (isinstance(head, RunCall) and head.call[2] <= 1) or (
             isinstance(head, Evaluate) and head.round == 2
         )
 
-    transport.lost = missing("south", "offline", away)
-    folder = sites.run(method, f"start{plain(method)}", transport, **settings)
+    transport.lost = miss_when("south", "offline", is_missed)
+    folder = sites.run(method, f"start{alphanumeric(method)}", transport, **settings)
     ended(folder)
     same_as_planned(sites, folder, method, **settings)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedavg+dbe"])
-def test_a_quorum_that_is_missed(method: str, sites: Sites) -> None:
+def test_rounds_with_too_few_replies_are_discarded(method: str, sites: Sites) -> None:
     settings = USUAL | {"rounds": 4, "min_replies": 3}
     transport = sites.transport()
-    transport.lost = missing("north", "lost", works_of(2, 4))
-    folder = sites.run(method, f"quorum{plain(method)}", transport, **settings)
+    transport.lost = miss_when("north", "lost", is_call_in(2, 4))
+    folder = sites.run(method, f"quorum{alphanumeric(method)}", transport, **settings)
     summary = ended(folder)
-    assert [void["round"] for void in summary["discarded"]] == [2, 4]
+    assert [entry["round"] for entry in summary["discarded"]] == [2, 4]
     same_as_planned(sites, folder, method, **settings)
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fed-sps"])
-def test_a_site_that_is_gone_when_a_run_goes_on(method: str, sites: Sites) -> None:
-    """The others go on without it, and can still seal parcels for it, which nobody can open."""
+def test_run_resumes_without_a_disconnected_site(method: str, sites: Sites) -> None:
+    """The others continue, and still seal messages for the missing site, which nobody can open."""
     settings = USUAL | {"rounds": 3}
-    run = f"gone{plain(method)}"
-    _, count = exchanges(sites, method, f"whole{plain(method)}")
-    with pytest.raises(Killed):
-        sites.run(method, run, Fatal(sites, count // 2 + 1, answered=True), **settings)
+    run = f"gone{alphanumeric(method)}"
+    _, count = run_and_count(sites, method, f"whole{alphanumeric(method)}")
+    with pytest.raises(ServerKilled):
+        sites.run(
+            method, run, KilledTransport(sites, count // 2 + 1, after_replies=True), **settings
+        )
     transport = sites.transport()
     del transport.desks["east"]
     order = {"run": run, "settings": {}}
@@ -231,27 +243,31 @@ def test_a_site_that_is_gone_when_a_run_goes_on(method: str, sites: Sites) -> No
     same_as_planned(sites, folder, method, **settings)
 
 
-def test_other_settings_under_the_name_of_a_run(sites: Sites) -> None:
-    with pytest.raises(Killed):
-        sites.run("fedavg", "named", Fatal(sites, 5, answered=True), **USUAL)
+def test_other_settings_for_an_existing_run_are_refused(sites: Sites) -> None:
+    with pytest.raises(ServerKilled):
+        sites.run("fedavg", "named", KilledTransport(sites, 5, after_replies=True), **USUAL)
     folder = sites.run("fedavg", "named", **(USUAL | {"lr": 0.5}))
     assert (folder / FAILURE).read_text() == "Run named was begun with other settings.\n"
     assert not (folder / "summary.json").exists()
     first = ended(sites.run("fedavg", "named", **USUAL))
     transport = sites.transport()
-    transport.lost = missing(
+    transport.lost = miss_when(
         "east",
         "offline",
-        lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False,
+        lambda head: (
+            pytest.fail("a finished run calls a party function")
+            if isinstance(head, RunCall)
+            else False
+        ),
     )
     assert ended(sites.run("fedavg", "named", transport, **USUAL)) == first
 
 
-def test_data_that_changed_since_a_run_was_begun(tmp_path: Path) -> None:
-    """The site refuses, which is told, and the others go on."""
+def test_site_with_changed_data_takes_no_part(tmp_path: Path) -> None:
+    """The site refuses, with a warning, and the others continue."""
     sites = Sites(tmp_path, SIZES)
-    with pytest.raises(Killed):
-        sites.run("fedavg", "changed", Fatal(sites, 5, answered=True), **USUAL)
+    with pytest.raises(ServerKilled):
+        sites.run("fedavg", "changed", KilledTransport(sites, 5, after_replies=True), **USUAL)
     file = tmp_path / "other.npz"
     with np.load(tmp_path / "files" / "east.npz") as old:
         np.savez(file, **{name: old[name][:-1] for name in old})
@@ -265,10 +281,10 @@ def test_data_that_changed_since_a_run_was_begun(tmp_path: Path) -> None:
     assert summary["absent"]["east"]["lost"] >= 2
 
 
-def test_a_site_that_tells_something_else_than_before(tmp_path: Path) -> None:
+def test_site_with_a_different_introduction_takes_no_part(tmp_path: Path) -> None:
     sites = Sites(tmp_path, SIZES)
-    with pytest.raises(Killed):
-        sites.run("fedavg", "tells", Fatal(sites, 5, answered=True), **USUAL)
+    with pytest.raises(ServerKilled):
+        sites.run("fedavg", "tells", KilledTransport(sites, 5, after_replies=True), **USUAL)
     sites.change("east", {'"class counts", ': ""})
     summary = ended(sites.run("fedavg", "tells", **USUAL))
     assert (
@@ -277,18 +293,20 @@ def test_a_site_that_tells_something_else_than_before(tmp_path: Path) -> None:
     )
 
 
-def test_sites_that_cannot_take_part_from_the_start(
+def test_sites_with_other_versions_or_schemas_take_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version at one, another schema at another: the third goes on, or nobody does, and it
-    is told why.
+    """A site with another version takes no part, and the others continue. If all have another
+    schema, the run fails and says why.
     """
     sites = Sites(tmp_path, SIZES)
     transport = sites.transport()
-    asked: list[str] = []
-    transport.lost = lambda name, request: asked.append(name) or ""
+    asked_sites: list[str] = []
+    transport.lost = lambda name, request: asked_sites.append(name) or ""
     monkeypatch.setattr(
-        site_run, "version", lambda package: "9.9" if asked[-1] == "east" else version(package)
+        site_run,
+        "version",
+        lambda package: "9.9" if asked_sites[-1] == "east" else version(package),
     )
     summary = ended(sites.run("fedavg", "older", transport, **USUAL))
     assert summary["parties"] == 2
@@ -302,19 +320,21 @@ def test_sites_that_cannot_take_part_from_the_start(
     assert (folder / FAILURE).read_text().count("follow another schema than the server's") == 3
 
 
-# States at home
+# States at sites
 
 
-def test_states_that_a_checkpoint_made_useless_are_gone(sites: Sites) -> None:
+def test_states_before_a_checkpoint_are_deleted(sites: Sites) -> None:
     ended(sites.run("scaffold", "forgets", **(USUAL | {"rounds": 4})))
     for name in sites.names:
-        kept = sites.site(name) / "runs" / "forgets" / STATES
-        assert len([path for path in kept.iterdir() if STATE_FILE.fullmatch(path.name)]) == 1
+        states_folder = sites.site(name) / "runs" / "forgets" / STATES
+        assert (
+            len([path for path in states_folder.iterdir() if STATE_FILE.fullmatch(path.name)]) == 1
+        )
 
 
-def test_a_site_that_did_not_hear_of_a_checkpoint_keeps_more(sites: Sites) -> None:
+def test_site_that_misses_checkpoint_messages_keeps_more_states(sites: Sites) -> None:
     transport = sites.transport()
-    transport.lost = missing("east", "offline", lambda head: isinstance(head, Committed))
+    transport.lost = miss_when("east", "offline", lambda head: isinstance(head, Committed))
     summary = ended(sites.run("scaffold", "keeps", transport, **(USUAL | {"rounds": 3})))
     assert len(list((sites.site("east") / "runs" / "keeps" / STATES).iterdir())) == 3
     assert summary["absent"] == {}
@@ -322,26 +342,26 @@ def test_a_site_that_did_not_hear_of_a_checkpoint_keeps_more(sites: Sites) -> No
 
 
 @pytest.mark.parametrize("what", ["state", "cut", "missing", "swapped", "index", "older index"])
-def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
-    """The site says so, and is not heard any more; nobody makes up a state for it."""
-    run = "damaged" + plain(what)
+def test_site_with_a_damaged_state_takes_no_part(what: str, sites: Sites) -> None:
+    """The site reports the damage and takes no part; it gets no new state."""
+    run = "damaged" + alphanumeric(what)
     transport = sites.transport()
-    transport.lost = missing("east", "offline", lambda head: isinstance(head, Committed))
-    original, done = transport.ask, []
+    transport.lost = miss_when("east", "offline", lambda head: isinstance(head, Committed))
+    original, kill_count = transport.ask, []
 
     def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
         heads = [unpack(content_of(request), REQUESTS, 1 << 30)[0] for request in requests.values()]
         if any(isinstance(head, RunCall) and head.call[2] == 3 for head in heads):
-            done.append(1)
-            raise Killed
+            kill_count.append(1)
+            raise ServerKilled
         yield from original(requests, seconds)
 
     transport.ask = ask
     settings = USUAL | {"rounds": 4}
-    with pytest.raises(Killed):
+    with pytest.raises(ServerKilled):
         sites.run("scaffold", run, transport, **settings)
-    at = sites.site("east") / "runs" / run
-    files = sorted((at / STATES).iterdir())
+    run_folder = sites.site("east") / "runs" / run
+    files = sorted((run_folder / STATES).iterdir())
     assert len(files) == 2
     if what == "state":
         blob = bytearray(files[-1].read_bytes())
@@ -354,10 +374,12 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
     elif what == "swapped":
         files[-1].write_bytes(files[0].read_bytes())
     elif what == "index":
-        (at / INDEX).write_text((at / INDEX).read_text().replace('"local"', '"lokal"', 1))
+        (run_folder / INDEX).write_text(
+            (run_folder / INDEX).read_text().replace('"local"', '"lokal"', 1)
+        )
     else:
-        told = json.loads((at / INDEX).read_text())
-        (at / INDEX).write_text(json.dumps(with_crc({"states": told["states"][:1]})))
+        index = json.loads((run_folder / INDEX).read_text())
+        (run_folder / INDEX).write_text(json.dumps(with_crc({"states": index["states"][:1]})))
     folder = sites.run("scaffold", run, **settings)
     summary = ended(folder)
     assert summary["absent"].keys() == {"east"}
@@ -367,14 +389,12 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
     same_as_planned(sites, folder, "scaffold", **settings)
 
 
-def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
-    """A site is several rounds ahead of the server's last checkpoint, of which it was the last to
-    hear.
-    """
+def test_run_resumes_from_an_older_checkpoint_of_the_server(sites: Sites) -> None:
+    """The sites are several rounds ahead of the server's checkpoint, which is from an older backup."""
     settings = USUAL | {"rounds": 4}
-    right = sites.run("scaffold", "rightolder", **settings)
+    expected = sites.run("scaffold", "rightolder", **settings)
 
-    def stopped(at: int) -> Handed:
+    def killed_at(at: int) -> Handed:
         transport = sites.transport()
         original = transport.ask
 
@@ -385,42 +405,42 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
                 unpack(content_of(request), REQUESTS, 1 << 30)[0] for request in requests.values()
             ]
             if any(isinstance(head, RunCall) and head.call[2] == at for head in heads):
-                raise Killed
+                raise ServerKilled
             yield from original(requests, seconds)
 
         transport.ask = ask
         return transport
 
-    with pytest.raises(Killed):
-        sites.run("scaffold", "older", stopped(2), **settings)
+    with pytest.raises(ServerKilled):
+        sites.run("scaffold", "older", killed_at(2), **settings)
     folder = sites.folder / "hub" / "runs" / "older"
-    kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    transport = stopped(4)
+    backup = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    transport = killed_at(4)
     transport.lost = lambda name, request: (
         "offline" if isinstance(unpack(request, REQUESTS, 1 << 30)[0], Committed) else ""
     )
-    with pytest.raises(Killed):
+    with pytest.raises(ServerKilled):
         sites.run("scaffold", "older", transport, **settings)
-    for path in [path for path in folder.rglob("*") if path.is_file() and path not in kept]:
+    for path in [path for path in folder.rglob("*") if path.is_file() and path not in backup]:
         path.unlink()
-    for path, blob in kept.items():  # the server's disk is that of an older backup
+    for path, blob in backup.items():  # restore the server's older backup
         path.write_bytes(blob)
     ended(sites.run("scaffold", "older", **settings))
     for name in TABLES:
-        assert (folder / name).read_text() == (right / name).read_text(), name
+        assert (folder / name).read_text() == (expected / name).read_text(), name
 
 
-def test_states_by_their_calls(tmp_path: Path) -> None:
+def test_states_are_stored_by_call(tmp_path: Path) -> None:
     states = States(tmp_path)
-    one, two, three = (CallId("local", 0, t, 0) for t in (1, 2, 3))
-    for t, call in enumerate((one, two, three)):
+    first, second, third = (CallId("local", 0, t, 0) for t in (1, 2, 3))
+    for t, call in enumerate((first, second, third)):
         states.write(0, call, encode({"t": t}))
-    states.write(0, two, encode({"t": 20}))  # asked for again, by a server that came back
-    assert [States(tmp_path).read(call)["t"] for call in (one, two, three)] == [0, 20, 2]
+    states.write(0, second, encode({"t": 20}))  # called again by a restarted server
+    assert [States(tmp_path).read(call)["t"] for call in (first, second, third)] == [0, 20, 2]
     states.forget_before(None)
     states.forget_before(CallId("local", 0, 9, 0))
     assert len(list((tmp_path / STATES).iterdir())) == 4
-    states.forget_before(two)
+    states.forget_before(second)
     assert len(list((tmp_path / STATES).iterdir())) == 1
     with pytest.raises(ComityError, match="no state after local of round 3"):
-        States(tmp_path).read(three)
+        States(tmp_path).read(third)

@@ -39,7 +39,7 @@ NEW_POLICY: dict[str, str] = {}
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _fast_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("comity.studies.export.find_spec", lambda name: None)  # no ONNX: it is slow
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
@@ -51,7 +51,7 @@ def sites(tmp_path: Path) -> Sites:
 
 
 class TableSites(Sites):
-    """Sites whose label is a number."""
+    """Sites with regression data."""
 
     def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
         self.folder, self.names = folder, sorted(sizes)
@@ -74,8 +74,8 @@ class TableSites(Sites):
             write(self.site(name), name, "data")
 
 
-def at_home(sites: Sites, name: str, run: str) -> dict[str, Any]:
-    """A site's own summary, after its model and its page were looked for."""
+def site_summary(sites: Sites, name: str, run: str) -> dict[str, Any]:
+    """A site's own summary; its model and its report must exist."""
     own = sites.site(name) / "runs" / run
     assert (own / "model" / "card.md").exists(), (sites.site(name) / LOG).read_text()[-2000:]
     assert (own / "report.html").exists()
@@ -85,7 +85,7 @@ def at_home(sites: Sites, name: str, run: str) -> dict[str, Any]:
     return summary
 
 
-def figures_on_tests(folder: Path, party: str) -> list[Any]:
+def rows_of_test_metrics(folder: Path, party: str) -> list[Any]:
     rows = RunFolder(folder).read_metrics()
     return [row for row in rows if row.party == party and row.split.startswith("test")]
 
@@ -124,7 +124,7 @@ def check_withheld(folder: Path, party: str, others: int) -> dict[str, Any]:
     summary = ended(folder)
     assert summary["withheld"] == [party]
     assert summary["failed_endings"] == {}
-    assert figures_on_tests(folder, party) == []
+    assert rows_of_test_metrics(folder, party) == []
     block = summary[summary["metric"]]
     assert block["per_party"].get(party) is None
     assert sum(figure is not None for figure in block["per_party"].values()) == others
@@ -142,55 +142,55 @@ def check_withheld(folder: Path, party: str, others: int) -> dict[str, Any]:
 def test_a_small_site_keeps_its_model_and_its_report(metric: str, sites: Sites) -> None:
     folder = sites.run("fedavg", "small", **USUAL, metric=metric)
     check_withheld(folder, "east", others=2)
-    for name in sites.names:  # at home a site has its own figures
-        own = at_home(sites, name, "small")
+    for name in sites.names:  # a site has its own figures
+        own = site_summary(sites, name, "small")
         assert own[metric]["mean"] == own[metric]["per_party"][name]
         assert own[metric]["best_on_test"]["mean"] >= own[metric]["mean"]
 
 
 @pytest.mark.parametrize("metric", ["auc", "sensitivity"])
-def test_two_classes(metric: str, tmp_path: Path) -> None:
+def test_small_site_with_two_classes(metric: str, tmp_path: Path) -> None:
     sites = Sites(tmp_path / "sites", SIZES, NEW_POLICY, classes=2)
     folder = sites.run("fedavg", "two", **USUAL, metric=metric)
     check_withheld(folder, "east", others=2)
-    assert at_home(sites, "east", "two")[metric]["mean"] is not None
+    assert site_summary(sites, "east", "two")[metric]["mean"] is not None
 
 
-def test_a_label_that_is_a_number(tmp_path: Path) -> None:
+def test_small_site_with_regression_data(tmp_path: Path) -> None:
     sites = TableSites(tmp_path / "sites", {"east": 24, "north": 80, "south": 60})
     folder = sites.run("fedavg", "number", **USUAL | {"test": "own(0.25)"})
     check_withheld(folder, "east", others=2)
-    assert at_home(sites, "east", "number")["r2"]["per_party"].keys() == {"east"}
+    assert site_summary(sites, "east", "number")["r2"]["per_party"].keys() == {"east"}
 
 
-def test_a_policy_that_is_relaxed_during_the_run(sites: Sites) -> None:
-    """The introduction said that no figure would come, and figures come: the last ones count."""
+def test_policy_relaxed_during_the_run(sites: Sites) -> None:
+    """The introduction announced no metrics, but metrics arrive: the last ones count."""
     transport = sites.transport()
 
-    def lost(name: str, request: bytes) -> str:
+    def relax_policy(name: str, request: bytes) -> str:
         head, _ = unpack(request, REQUESTS, 1 << 30)
         if getattr(head, "call", ("", 0, 0, 0))[2] == 2 and name == "south":
             sites.change("east", {"records = 10\n": "records = 5\n"})
         return ""
 
-    transport.lost = lost
+    transport.lost = relax_policy
     summary = ended(sites.run("fedavg", "relaxed", transport, **USUAL, metric="macro_f1"))
     assert summary["withheld"] == []
     assert summary["macro_f1"]["per_party"]["east"] is not None
-    at_home(sites, "east", "relaxed")
+    site_summary(sites, "east", "relaxed")
 
 
-def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
+def test_policy_tightened_during_the_run(sites: Sites) -> None:
     sites.change("east", {"records = 10\n": "records = 5\n"})
     transport = sites.transport()
 
-    def lost(name: str, request: bytes) -> str:
+    def tighten_policy(name: str, request: bytes) -> str:
         head, _ = unpack(request, REQUESTS, 1 << 30)
         if getattr(head, "call", ("", 0, 0, 0))[2] == 1 and name == "south":
             sites.change("east", {"records = 5\n": "records = 10\n"})
         return ""
 
-    transport.lost = lost
+    transport.lost = tighten_policy
     summary = ended(sites.run("fedavg", "tightened", transport, **USUAL))
     assert summary["withheld"] == ["east"]
     [text] = [text for text in warning_texts(summary, "after") if "east" in text]
@@ -201,16 +201,16 @@ def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
     )
 
 
-def test_a_run_that_is_resumed_after_its_last_round(sites: Sites) -> None:
-    """Who withholds figures is known from the checkpoint, without asking again."""
+def test_run_resumed_after_its_last_round(sites: Sites) -> None:
+    """The checkpoint says which sites withhold figures."""
     folder = sites.run("fedavg", "again", **USUAL)
     (folder / "summary.json").unlink()
     assert sites.run("fedavg", "again", **USUAL) == folder
     check_withheld(folder, "east", others=2)
 
 
-def test_all_sites_are_small(sites: Sites) -> None:
-    """The run is refused in a sentence before anybody trains."""
+def test_run_of_small_sites_only_is_refused(sites: Sites) -> None:
+    """The run is refused in one sentence before training."""
     for name in sites.names:
         sites.change(name, {"records = 10\n": "records = 25\n"})
     folder = sites.run("fedavg", "none", **USUAL)
@@ -220,31 +220,31 @@ def test_all_sites_are_small(sites: Sites) -> None:
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
-def test_nobody_but_the_small_site_is_left(metric: str, sites: Sites) -> None:
-    """The others are gone after they have begun: no figure is known, and east has its model."""
+def test_only_the_small_site_stays_connected(metric: str, sites: Sites) -> None:
+    """The others disconnect after the start: no figure is known, and east has its model."""
     transport = sites.transport()
-    working = False
+    has_started = False
 
-    def lost(name: str, request: bytes) -> str:
-        nonlocal working
+    def disconnect_others(name: str, request: bytes) -> str:
+        nonlocal has_started
         head, _ = unpack(request, REQUESTS, 1 << 30)
-        working = working or hasattr(head, "round") or hasattr(head, "call")
-        return "offline" if working and name != "east" else ""
+        has_started = has_started or hasattr(head, "round") or hasattr(head, "call")
+        return "offline" if has_started and name != "east" else ""
 
-    transport.lost = lost
+    transport.lost = disconnect_others
     folder = sites.run("fedavg", "left", transport, **USUAL, metric=metric)
     summary = ended(folder)
     assert summary["withheld"] == ["east"]
     assert summary["accuracy"]["mean"] is None
     assert set(summary["failed_endings"]) == {"north", "south"}
-    at_home(sites, "east", "left")
+    site_summary(sites, "east", "left")
     assert report(folder).exists()
     assert "Withheld by site policy" in sentences(folder)
     assert "damaged" not in sentences(folder)
 
 
-def test_a_site_without_test_samples(sites: Sites) -> None:
-    """It takes no part, for a reason that is told; there is no such split."""
+def test_site_without_test_samples_takes_no_part(sites: Sites) -> None:
+    """The site takes no part, because its data cannot be split, and the warning says so."""
     np.savez(sites.folder / "few.npz", x=np.zeros((1, 8, 8, 1), np.float32), y=np.zeros(1, int))
     for path in (sites.site("east") / "data").iterdir():
         path.unlink()
@@ -269,7 +269,7 @@ def test_a_newcomer_keeps_its_model_and_its_report(records: int, sites: Sites) -
     assert summary["failed_endings"] == {}
     assert summary["withheld"] == (["east"] if records == 10 else ["east", "south"])
     assert summary["newcomers"].keys() == ({"south"} if records == 10 else set())
-    own = at_home(sites, "south", "late")
+    own = site_summary(sites, "south", "late")
     assert own["accuracy"]["per_party"]["south"] == own["newcomers"]["south"]["joined"]
     if records == 10:
         assert own["newcomers"] == summary["newcomers"]
@@ -282,7 +282,7 @@ def test_a_newcomer_keeps_its_model_and_its_report(records: int, sites: Sites) -
 # An ending that fails
 
 
-PARTS: dict[str, tuple[str, Callable[..., object], Exception]] = {
+FAILING_PARTS: dict[str, tuple[str, Callable[..., object], Exception]] = {
     "summary": (
         "summarise",
         lambda server_run, *_: server_run.info.names[0],
@@ -291,26 +291,26 @@ PARTS: dict[str, tuple[str, Callable[..., object], Exception]] = {
     "model": ("export", lambda result, party, out: party, OSError(28, "No space left on device")),
     "page": ("report", lambda folder: folder.parts[-3], ValueError("figure 0.25")),
 }
-"""By what a site writes at the end: the function that does it, whose it is by its arguments, and an
-error.
+"""For each part that a site writes at the end: the function that writes it, a function that gets
+the site from its arguments, and an error.
 """
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_an_ending_that_fails_is_told_and_can_be_repeated(
+@pytest.mark.parametrize("part", FAILING_PARTS)
+def test_failed_ending_is_reported_and_can_be_repeated(
     part: str, sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server has a sentence, and nothing of the error; the other sites end as they should."""
-    function, site_of, error = PARTS[part]
-    true = getattr(site_results, function)
-    broken = {"east"}
+    """The server gets one sentence without the error's text; the other sites finish normally."""
+    function, site_of, error = FAILING_PARTS[part]
+    original = getattr(site_results, function)
+    broken_sites = {"east"}
 
-    def fails(*given: Any, **more: Any) -> Any:
-        if site_of(*given) in broken:
+    def fail_at_broken_sites(*args: Any, **more: Any) -> Any:
+        if site_of(*args) in broken_sites:
             raise error
-        return true(*given, **more)
+        return original(*args, **more)
 
-    monkeypatch.setattr(site_results, function, fails)
+    monkeypatch.setattr(site_results, function, fail_at_broken_sites)
     folder = sites.run("fedavg", "fails", **USUAL)
     summary = ended(folder)
     assert summary["failed_endings"].keys() == {"east"}
@@ -319,36 +319,36 @@ def test_an_ending_that_fails_is_told_and_can_be_repeated(
     assert str(error.args[-1]) in (sites.site("east") / LOG).read_text()
     assert any("not completed at east" in text for text in warning_texts(summary, "after"))
     assert "not completed at east" in sentences(folder)
-    at_home(sites, "north", "fails")
-    at_home(sites, "south", "fails")
+    site_summary(sites, "north", "fails")
+    site_summary(sites, "south", "fails")
     if part != "summary":
         assert RunFolder(sites.site("east") / "runs" / "fails").is_finished
 
-    broken.clear()
+    broken_sites.clear()
     sites.run("fedavg", "fails", **USUAL)
-    again = ended(folder)
-    assert again["failed_endings"] == {}
-    assert again["accuracy"] == summary["accuracy"]
-    at_home(sites, "east", "fails")
+    resumed_summary = ended(folder)
+    assert resumed_summary["failed_endings"] == {}
+    assert resumed_summary["accuracy"] == summary["accuracy"]
+    site_summary(sites, "east", "fails")
     RunFolder(folder).check()
 
 
-def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
+def test_site_disconnected_at_the_end(sites: Sites) -> None:
     transport = sites.transport()
 
-    def lost(name: str, request: bytes) -> str:
+    def disconnect_at_end(name: str, request: bytes) -> str:
         is_end = isinstance(unpack(request, REQUESTS, 1 << 30)[0], End)
         return "offline" if name == "east" and is_end else ""
 
-    transport.lost = lost
+    transport.lost = disconnect_at_end
     folder = sites.run("fedavg", "gone", transport, **USUAL)
     assert ended(folder)["failed_endings"] == {"east": "it did not answer."}
     sites.run("fedavg", "gone", **USUAL)
     assert ended(folder)["failed_endings"] == {}
-    at_home(sites, "east", "gone")
+    site_summary(sites, "east", "gone")
 
 
-def test_a_site_that_refuses_when_the_run_is_resumed(sites: Sites) -> None:
+def test_site_that_refuses_the_resumed_run(sites: Sites) -> None:
     transport = sites.transport()
     transport.lost = lambda name, request: (
         "offline"
@@ -361,32 +361,32 @@ def test_a_site_that_refuses_when_the_run_is_resumed(sites: Sites) -> None:
     assert "(rounds)" in ended(folder)["failed_endings"]["east"]
 
 
-def test_a_site_that_answers_nonsense_at_the_end(sites: Sites) -> None:
+def test_site_with_an_invalid_reply_at_the_end(sites: Sites) -> None:
     transport = sites.transport()
     is_end = False
 
-    def lost(name: str, request: bytes) -> str:
+    def watch_for_end(name: str, request: bytes) -> str:
         nonlocal is_end
         is_end = isinstance(unpack(request, REQUESTS, 1 << 30)[0], End) and name == "east"
         return ""
 
-    transport.lost = lost
+    transport.lost = watch_for_end
     transport.changed = lambda name, answer: b"\x00" * 40 if is_end else answer
     folder = sites.run("fedavg", "nonsense", transport, **USUAL)
     assert ended(folder)["failed_endings"].keys() == {"east"}
 
 
-# What the researcher reads
+# Output for the researcher
 
 
 @pytest.fixture
 def researcher(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> Sites:
-    """The researcher's commands, with jobs that are handed to the sites in this process."""
+    """Let the researcher's commands run jobs with the sites in this process."""
 
-    def conduct(ordered: SubmittedJob, out: Path, followed: object = None) -> dict[str, Any]:
-        order = {name: value for name, value in ordered.settings.items() if name != "algorithm"}
-        made = sites.run(ordered.settings["algorithm"], ordered.run, **order)
-        shutil.copytree(made, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
+    def conduct(job: SubmittedJob, out: Path, progress: object = None) -> dict[str, Any]:
+        order = {name: value for name, value in job.settings.items() if name != "algorithm"}
+        run_folder = sites.run(job.settings["algorithm"], job.run, **order)
+        shutil.copytree(run_folder, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
         return ended(out)
 
     (sites.folder / "hub" / "lead").mkdir()
@@ -397,21 +397,21 @@ def researcher(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> Sites:
 OPTIONS = ("--rounds", 2, "--model", "linear", "--test", "official")
 
 
-def test_what_the_screen_says_of_a_small_site(
+def test_output_of_commands_with_a_small_site(
     researcher: Sites,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub, out = researcher.folder / "hub", tmp_path / "out"
-    code, said, err = command(
+    code, output, err = command(
         capsys, monkeypatch, "run", "fedavg", "--federation", hub, "--out", out, *OPTIONS
     )
     assert (code, err) == (0, "")
-    assert "Withheld by site policy, and in no mean: the test figures of east." in said
-    assert said.count("east") == 1
-    assert "mean of 2 parties" in said
-    code, said, err = command(capsys, monkeypatch, "report", out)
+    assert "Withheld by site policy, and in no mean: the test figures of east." in output
+    assert output.count("east") == 1
+    assert "mean of 2 parties" in output
+    code, output, err = command(capsys, monkeypatch, "report", out)
     assert (code, err) == (0, "")
     assert "Withheld by site policy, and in no mean: the test figures of east." in sentences(out)
     code, _, err = command(capsys, monkeypatch, "measure", out)
@@ -419,7 +419,7 @@ def test_what_the_screen_says_of_a_small_site(
     assert "are at sites of their own" in err
 
 
-def test_the_exit_code_of_a_run_whose_ending_failed(
+def test_exit_code_of_a_run_with_a_failed_ending(
     researcher: Sites,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -429,31 +429,31 @@ def test_the_exit_code_of_a_run_whose_ending_failed(
     with monkeypatch.context() as patch:
         patch.setattr(site_results, "finish", broken_at("east"))
         words = ("run", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
-        code, said, err = command(capsys, monkeypatch, *words)
+        code, output, err = command(capsys, monkeypatch, *words)
     assert code == 1
-    assert f"The run was not completed at east: {FAULT}" in said
+    assert f"The run was not completed at east: {FAULT}" in output
     assert (
         err == "comity: The run was not completed at every site (east). Resume with: comity resume"
         f" {out}"
     )
     assert ended(out)["accuracy"]["mean"] is not None
-    code, said, err = command(capsys, monkeypatch, "resume", out)
+    code, output, err = command(capsys, monkeypatch, "resume", out)
     assert (code, err) == (0, "")
-    assert "not completed" not in said
+    assert "not completed" not in output
 
 
 def broken_at(name: str) -> Callable[..., Any]:
-    true = site_results.finish
+    original = site_results.finish
 
-    def finish(run: Any, *given: Any) -> Any:
+    def finish(run: Any, *args: Any) -> Any:
         if run.party == name:
             raise RuntimeError("broken")
-        return true(run, *given)
+        return original(run, *args)
 
     return finish
 
 
-def test_a_comparison_with_a_small_site(
+def test_comparison_with_a_small_site(
     researcher: Sites,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -461,23 +461,23 @@ def test_a_comparison_with_a_small_site(
 ) -> None:
     hub, out = researcher.folder / "hub", tmp_path / "out"
     words = ("compare", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
-    code, said, err = command(capsys, monkeypatch, *words)
+    code, output, err = command(capsys, monkeypatch, *words)
     assert (code, err) == (0, "")
-    assert "east: not judged: its site's policy withholds its figures" in said
-    assert "Withheld by site policy, and in no mean: the test figures of east." in said
-    kept = json.loads((out / "comparison.json").read_text())
-    [answer] = [one for one in kept["answers"] if one["party"] == "east"]
+    assert "east: not judged: its site's policy withholds its figures" in output
+    assert "Withheld by site policy, and in no mean: the test figures of east." in output
+    comparison = json.loads((out / "comparison.json").read_text())
+    [answer] = [entry for entry in comparison["answers"] if entry["party"] == "east"]
     assert (answer["verdict"], answer["methods"]) == ("not judged", {})
-    assert kept["rows"][1]["judged"] == 2
+    assert comparison["rows"][1]["judged"] == 2
     code, _, err = command(capsys, monkeypatch, "report", out)
     assert (code, err) == (0, "")
     assert "its site's policy withholds its figures" in sentences(out)
-    at_east = sentences(researcher.site("east") / "runs")  # at home it has its own comparison
+    at_east = sentences(researcher.site("east") / "runs")  # the site has its own comparison
     assert "damaged" not in at_east
     assert "Over SOLO" in at_east
 
 
-def test_a_comparison_with_an_ending_that_failed(
+def test_comparison_with_a_failed_ending(
     researcher: Sites,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -488,38 +488,40 @@ def test_a_comparison_with_an_ending_that_failed(
     words = ("compare", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
     with monkeypatch.context() as patch:
         patch.setattr(site_results, "finish", broken_at("north"))
-        code, said, err = command(capsys, monkeypatch, *words)
+        code, output, err = command(capsys, monkeypatch, *words)
     assert code == 1
-    assert "The run was not completed at north" in said
+    assert "The run was not completed at north" in output
     assert err.startswith(
         "comity: The run was not completed at every site (north). Resume with: the same command"
     )
     assert (out / "comparison.json").exists()
-    code, said, err = command(capsys, monkeypatch, *words)
+    code, output, err = command(capsys, monkeypatch, *words)
     assert (code, err) == (0, "")
-    assert "not completed" not in said
+    assert "not completed" not in output
 
 
-def test_the_python_side_of_a_comparison(researcher: Sites, tmp_path: Path) -> None:
-    """Everybody but one withholds its figures."""
+def test_compare_sites_with_two_small_sites(researcher: Sites, tmp_path: Path) -> None:
+    """All sites except one withhold their figures."""
     researcher.change("south", {"records = 10\n": "records = 20\n"})
     base = config.experiment({**USUAL, "metric": "macro_f1"})
 
-    def conduct(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
-        return ordered.conduct(folder)
+    def conduct(job: SubmittedJob, folder: Path) -> dict[str, Any]:
+        return job.conduct(folder)
 
     hub = researcher.folder / "hub"
-    made = compare_sites(
+    comparison = compare_sites(
         hub, base, ["fedavg", "scaffold"], [0, 1], tmp_path / "out", conduct, 60, 0
     )
-    verdicts = {one.party: one.verdict for one in made.answers}
+    verdicts = {answer.party: answer.verdict for answer in comparison.answers}
     assert verdicts["east"] == verdicts["south"] == "not judged"
     assert verdicts["north"] not in ("not judged",)
     assert report(tmp_path / "out").exists()
 
 
-def test_a_site_says_no_more_than_it_may(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the site keeps its files does not leave it."""
+def test_failed_ending_contains_no_path_of_the_site(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence that leaves the site contains no absolute path."""
 
     def no_model(result: object, party: str, out: Path) -> list[str]:
         raise ComityError(f"There is no model in {out}.")

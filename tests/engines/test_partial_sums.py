@@ -1,5 +1,5 @@
-"""Workers that add up what their parties reply: the same run up to rounding, and to the byte
-whatever is no sum.
+"""Partial sums: workers add up their parties' replies. Models equal those of a run without partial
+sums up to rounding; everything that is not a sum is equal to the byte.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from comity.wire.bundles import pack, unpack
 from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
 TOLERANCE = 2.0**-23
-"""How far a mean may be off for each party in it, in units of the largest value that is averaged:
-docs/clusters.md says so, too.
+"""Largest error of a mean per party, in units of the largest value (documented in
+docs/clusters.md).
 
-The sum of n floats is off by less than n · 2⁻²⁴ of what is added, in whichever order; this is for
-two of them.
+The error of a sum of n floats, in any order, is below n · 2⁻²⁴ of what is added; this bounds the
+difference of two such sums.
 """
-THREE_ROUNDS = 1e-5
-"""How far models may be off after three rounds of four parties."""
+TOLERANCE_THREE_ROUNDS = 1e-5
+"""Largest difference of models after three rounds of four parties."""
 CLUSTERS = Path(__file__).parents[2] / "docs" / "clusters.md"
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 SUMS: dict[str, Any] = {"engine": "process", "workers": 2, "partial_sums": True}
@@ -61,107 +61,113 @@ def can_be_summed(text: str) -> bool:
 
 
 @cache
-def summed() -> list[str]:
-    """Every method that has partial sums, and exchanges something."""
+def methods_with_sums() -> list[str]:
+    """Every method that supports partial sums and sends messages."""
     return [text for text in compositions() if text != "solo" and can_be_summed(text)]
 
 
-def assert_close(ours: comity.Result, right: comity.Result) -> None:
-    """What crossed, who was heard and what it gives away are the same; figures and models are, up
-    to rounding.
-    """
+def assert_close(result: comity.Result, expected: comity.Result) -> None:
+    """Ledgers, absences and privacy tables are equal; metrics and models are equal up to rounding."""
     for name in ("ledger.csv", "absences.csv", "privacy.csv"):
-        here, there = ours.folder / name, right.folder / name
-        assert here.exists() == there.exists()
-        assert not here.exists() or here.read_bytes() == there.read_bytes(), name
-    for mine, other in zip(ours.metrics, right.metrics, strict=True):
-        assert mine[:4] == other[:4]
-        if other.metric == "loss":
-            assert mine.value == pytest.approx(other.value, rel=1e-4, abs=1e-5), mine
-    for party, theta in weights(right).items():
-        for name, value in weights(ours)[party].items():
-            off = (value - theta[name]).abs().max()
-            assert off <= THREE_ROUNDS * max(1.0, float(theta[name].abs().max())), (
-                f"{name} of {party} is off by {off}"
+        actual_file, expected_file = result.folder / name, expected.folder / name
+        assert actual_file.exists() == expected_file.exists()
+        assert not actual_file.exists() or actual_file.read_bytes() == expected_file.read_bytes(), (
+            name
+        )
+    for row, expected_row in zip(result.metrics, expected.metrics, strict=True):
+        assert row[:4] == expected_row[:4]
+        if expected_row.metric == "loss":
+            assert row.value == pytest.approx(expected_row.value, rel=1e-4, abs=1e-5), row
+    for party, theta in weights(expected).items():
+        for name, value in weights(result)[party].items():
+            deviation = (value - theta[name]).abs().max()
+            assert deviation <= TOLERANCE_THREE_ROUNDS * max(1.0, float(theta[name].abs().max())), (
+                f"{name} of {party} is off by {deviation}"
             )
     for name in ("steps", "discarded", "absent", "bytes", "privacy"):
-        assert ours.summary[name] == right.summary[name]
+        assert result.summary[name] == expected.summary[name]
 
 
 # --- methods
 
 
-@pytest.mark.parametrize("text", over_methods(summed()), ids=short)
-def test_every_method_that_only_averages_is_close_to_a_loop(text: str, tmp_path: Path) -> None:
-    ours = run(text, tmp_path / "sums", **QUICK, **SUMS)
-    assert SUMMED in warning_texts(ours.summary, "during"), (
+@pytest.mark.parametrize("text", over_methods(methods_with_sums()), ids=short)
+def test_every_averaging_method_is_close_to_loop(text: str, tmp_path: Path) -> None:
+    result = run(text, tmp_path / "sums", **QUICK, **SUMS)
+    assert SUMMED in warning_texts(result.summary, "during"), (
         "its rounds are marked by @only_averages, and do not use server.mean"
     )
-    assert_close(ours, run(text, tmp_path / "loop", **QUICK))
+    assert_close(result, run(text, tmp_path / "loop", **QUICK))
 
 
-def test_which_methods_those_are() -> None:
-    """All that docs/clusters.md lists, and methods that came since."""
+def test_documented_methods_support_partial_sums() -> None:
+    """Every method that docs/clusters.md lists supports partial sums."""
     page = CLUSTERS.read_text(encoding="utf-8")
-    listed = page.partition("only average the replies. These are ")[2].partition(".")[0]
-    names = set(listed.replace(" and ", ", ").replace("\n", " ").split(", "))
+    names_in_page = page.partition("only average the replies. These are ")[2].partition(".")[0]
+    names = set(names_in_page.replace(" and ", ", ").replace("\n", " ").split(", "))
     assert {"fedavg", "fedprox", "scaffold"} <= names
-    assert names <= {text.partition("(")[0] for text in summed() if "+" not in text}
-    assert {"fedavg+dbe", "fedavg+dp(noise=1)", "fedavg+serveropt", "scaffold+dbe"} <= set(summed())
+    assert names <= {text.partition("(")[0] for text in methods_with_sums() if "+" not in text}
+    assert {"fedavg+dbe", "fedavg+dp(noise=1)", "fedavg+serveropt", "scaffold+dbe"} <= set(
+        methods_with_sums()
+    )
 
 
-def test_batchnorms_statistics_are_averaged_too(tmp_path: Path) -> None:
+def test_batchnorm_statistics_are_averaged(tmp_path: Path) -> None:
     assert_close(run("scaffold", tmp_path / "sums", **SUMS), run("scaffold", tmp_path / "loop"))
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
-def test_one_worker_has_the_bits_of_a_loop(text: str, tmp_path: Path) -> None:
-    """Its only sum is added up in party order, as a loop's is."""
-    ours, right = (
+def test_one_worker_equals_loop(text: str, tmp_path: Path) -> None:
+    """The only sum is added up in party order, as on the loop engine."""
+    with_sums, on_loop = (
         run(text, tmp_path / "sums", **QUICK, **SUMS | {"workers": 1}),
         run(text, tmp_path / "loop", **QUICK),
     )
-    assert tables(ours.folder) == tables(right.folder)
+    assert tables(with_sums.folder) == tables(on_loop.folder)
 
 
 @pytest.mark.parametrize(("common", "own"), [(0.0, 1.0), (0.05, 0.001), (0.05, 0.0)])
-def test_a_thousand_parties_stay_within_the_tolerance(common: float, own: float) -> None:
-    """Of models that have nothing in common, much, and everything: then all roundings go one way."""
+def test_thousand_parties_stay_within_the_tolerance(common: float, own: float) -> None:
+    """For models that share nothing, much, or everything (then all rounding errors have one sign)."""
     draw = torch.Generator().manual_seed(0)
-    whole, both, halves = Averaging(), Averaging(), (Averaging(), Averaging())
+    exact_mean, mean_of_sums, halves = Averaging(), Averaging(), (Averaging(), Averaging())
     base = common * torch.randn(5_000, generator=draw)
     largest = 0.0
     for i in range(1_000):
         theta = {"w": base + own * torch.randn(5_000, generator=draw)}
         largest = max(largest, float(theta["w"].abs().max()))
-        whole.add(theta, weight=50.0)
+        exact_mean.add(theta, weight=50.0)
         halves[i % 2].add(theta, weight=50.0)
     for half in halves:
-        both.add_sum(half.total(), half.weight)
-    assert 0 < (both.value()["w"] - whole.value()["w"]).abs().max() <= 1_000 * TOLERANCE * largest
+        mean_of_sums.add_sum(half.total(), half.weight)
+    assert (
+        0
+        < (mean_of_sums.value()["w"] - exact_mean.value()["w"]).abs().max()
+        <= 1_000 * TOLERANCE * largest
+    )
 
 
-# --- who is not heard
+# --- absent parties
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe"])
 def test_planned_absences(text: str, tmp_path: Path) -> None:
-    """A worker is told whose reply will be lost, and leaves it out of its sum; the party goes back
-    to what it was.
+    """A worker leaves the replies that will be lost out of its sum; those parties keep their old
+    states.
     """
-    given = QUICK | {"absent": plan(tmp_path, *EVENTS)}
-    ours = run(text, tmp_path / "sums", **given, **SUMS)
-    assert {a.how for a in absences(ours)} >= {"lost", "offline"}
-    assert_close(ours, run(text, tmp_path / "loop", **given))
+    settings = QUICK | {"absent": plan(tmp_path, *EVENTS)}
+    result = run(text, tmp_path / "sums", **settings, **SUMS)
+    assert {a.how for a in absences(result)} >= {"lost", "offline"}
+    assert_close(result, run(text, tmp_path / "loop", **settings))
 
 
-def test_scaffolds_variates_stay_in_balance(tmp_path: Path) -> None:
-    """c = mean of all c_i (l.17), though a reply was lost and another one is no number."""
-    given = QUICK | {
+def test_scaffold_control_variates_keep_their_mean(tmp_path: Path) -> None:
+    """c = mean of all c_i (l.17), although one reply was lost and another is not finite."""
+    settings = QUICK | {
         "absent": plan(tmp_path, "north,2,local,lost"),
         "party": {"east": {"lr": 1e20}},
     }
-    result = run("scaffold", tmp_path / "run", **given, **SUMS)
+    result = run("scaffold", tmp_path / "run", **settings, **SUMS)
     assert {(a.party, a.how) for a in absences(result)} == {
         ("north", "lost"),
         ("east", "nonfinite"),
@@ -176,22 +182,26 @@ def test_scaffolds_variates_stay_in_balance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 def test_replies_that_are_not_finite_are_in_no_sum(text: str, tmp_path: Path) -> None:
-    given = QUICK | {"epochs": 2, "party": {"east": {"lr": 1e20}}}
-    ours = run(text, tmp_path / "sums", **given, **SUMS)
-    assert ours.summary["absent"]["east"] == {"nonfinite": 3}
-    assert_close(ours, run(text, tmp_path / "loop", **given))
+    settings = QUICK | {"epochs": 2, "party": {"east": {"lr": 1e20}}}
+    result = run(text, tmp_path / "sums", **settings, **SUMS)
+    assert result.summary["absent"]["east"] == {"nonfinite": 3}
+    assert_close(result, run(text, tmp_path / "loop", **settings))
 
 
-def test_a_worker_none_of_whose_replies_count_has_no_sum(tmp_path: Path) -> None:
-    """North, the largest, is alone at the first worker when only two take part."""
-    given = QUICK | {"without": ["south", "west"], "absent": plan(tmp_path, "north,1,local,lost")}
+def test_worker_without_counted_replies_sends_no_sum(tmp_path: Path) -> None:
+    """With two parties, north (the larger) is the only party of the first worker."""
+    settings = QUICK | {
+        "without": ["south", "west"],
+        "absent": plan(tmp_path, "north,1,local,lost"),
+    }
     assert_close(
-        run("fedavg", tmp_path / "sums", **given, **SUMS), run("fedavg", tmp_path / "loop", **given)
+        run("fedavg", tmp_path / "sums", **settings, **SUMS),
+        run("fedavg", tmp_path / "loop", **settings),
     )
 
 
-def test_a_run_can_stop_there(tmp_path: Path) -> None:
-    """With the sentence of every other engine, though the server never has the reply."""
+def test_on_nonfinite_stop_raises_the_usual_error(tmp_path: Path) -> None:
+    """The error is that of every other engine, although the server never receives the reply."""
     sentence = (
         r"east has values that are not finite in round 1 \(theta\.fc1\.weight of its reply, after"
         r" local\): give it a smaller lr"
@@ -209,14 +219,14 @@ def test_a_run_can_stop_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
-def test_a_round_with_too_few_is_void(text: str, tmp_path: Path) -> None:
-    given = QUICK | {"absent": plan(tmp_path, "east,2,local,lost"), "min_replies": 4}
-    ours = run(text, tmp_path / "sums", **given, **SUMS)
-    assert [void["round"] for void in ours.summary["discarded"]] == [2]
-    assert_close(ours, run(text, tmp_path / "loop", **given))
+def test_round_with_too_few_replies_is_discarded(text: str, tmp_path: Path) -> None:
+    settings = QUICK | {"absent": plan(tmp_path, "east,2,local,lost"), "min_replies": 4}
+    result = run(text, tmp_path / "sums", **settings, **SUMS)
+    assert [entry["round"] for entry in result.summary["discarded"]] == [2]
+    assert_close(result, run(text, tmp_path / "loop", **settings))
 
 
-def test_a_sum_that_overflows_makes_a_round_void(tmp_path: Path) -> None:
+def test_round_with_an_overflowing_sum_is_discarded(tmp_path: Path) -> None:
     big = tmp_path / "big.py"
     big.write_text(
         "import torch\n"
@@ -229,35 +239,35 @@ def test_a_sum_that_overflows_makes_a_round_void(tmp_path: Path) -> None:
         "        return mine, Model({k: torch.full_like(v, 3e38) for k, v in m.theta.items()})\n"
     )
     result = run(str(big), tmp_path / "run", **QUICK, **SUMS)
-    assert [void["round"] for void in result.summary["discarded"]] == [1, 2, 3]
+    assert [entry["round"] for entry in result.summary["discarded"]] == [1, 2, 3]
 
 
-# --- resume, and the order in which sums come
+# --- resuming, and the order in which sums arrive
 
 
 @pytest.mark.sweep("True-scaffold", "False-fedavg")
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("half", [False, True])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
+def test_resumed_run_equals_uninterrupted_run(
     text: str, half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where parties live is in the checkpoint; those that keep nothing are dealt again as they
-    were.
+    """The checkpoint says which worker has each party; parties without a state are assigned again
+    in the same way.
     """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
-    given = QUICK | SUMS | {"rounds": 5, "participation": 0.5 if half else 1.0}
-    straight = run(text, tmp_path / "straight", **given)
+    settings = QUICK | SUMS | {"rounds": 5, "participation": 0.5 if half else 1.0}
+    uninterrupted_run = run(text, tmp_path / "straight", **settings)
     for during in (1, 3):
         folder = tmp_path / f"stopped-{during}"
         with pytest.raises(KeyboardInterrupt):
-            run(text, folder, progress=Interrupt(during), **given)
-        again = resume_in(reopen(folder, ragged()), folder, Interrupt(-1))
-        assert tables(folder) == tables(straight.folder)
-        assert again.summary["warnings"] == straight.summary["warnings"]
+            run(text, folder, progress=Interrupt(during), **settings)
+        resumed_run = resume_in(reopen(folder, ragged()), folder, Interrupt(-1))
+        assert tables(folder) == tables(uninterrupted_run.folder)
+        assert resumed_run.summary["warnings"] == uninterrupted_run.summary["warnings"]
 
 
-class InTurns(WorkersEngine):
-    """Workers in this process that are asked in one order or the other; what passes are bytes, as
+class InProcessWorkers(WorkersEngine):
+    """Workers within this process, asked in ascending or descending order; messages are bytes, as
     on a cluster.
     """
 
@@ -270,13 +280,13 @@ class InTurns(WorkersEngine):
             Worker(SiteStore(job.algorithm, job.parties, job.root), Sequential(), lock)
             for _ in range(workers)
         ]
-        self.passed = 0
+        self.payload_bytes = 0
 
     def _exchange(self, asks: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
         for w in sorted(asks, reverse=self._backwards):
             for message in self._all[w].handle(unpack(*pack(asks[w]))):
                 header, bundle = pack(message)
-                self.passed += bundle.nbytes
+                self.payload_bytes += bundle.nbytes
                 yield w, unpack(header, bundle)
 
     def _notify(self, asks: Mapping[int, WorkerRequest]) -> None:
@@ -285,104 +295,112 @@ class InTurns(WorkersEngine):
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
-def test_sums_are_averaged_in_one_order_however_they_come(
+def test_order_of_workers_does_not_matter(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three, as the sum of two is the same in both orders."""
-    given = QUICK | SUMS | {"workers": 3}
-    found = {"process": tables(run(text, tmp_path / "process", **given).folder)}
+    """With three workers, because the sum of two is equal in both orders."""
+    settings = QUICK | SUMS | {"workers": 3}
+    tables_by_order = {"process": tables(run(text, tmp_path / "process", **settings).folder)}
     for backwards in (False, True):
         monkeypatch.setattr(
-            SimulatedRun, "engine", lambda job, backwards=backwards: InTurns(job, backwards)
+            SimulatedRun,
+            "engine",
+            lambda job, backwards=backwards: InProcessWorkers(job, backwards),
         )
-        found[str(backwards)] = tables(run(text, tmp_path / str(backwards), **given).folder)
-    assert found["False"] == found["True"] == found["process"]
+        tables_by_order[str(backwards)] = tables(
+            run(text, tmp_path / str(backwards), **settings).folder
+        )
+    assert tables_by_order["False"] == tables_by_order["True"] == tables_by_order["process"]
 
 
-def test_one_sum_a_worker_crosses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of a reply a party; the ledger counts what each party gave."""
-    engines: dict[bool, InTurns] = {}
+def test_each_worker_sends_one_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker sends one sum instead of one reply per party; the ledger counts the replies."""
+    engines: dict[bool, InProcessWorkers] = {}
 
-    def made(job: SimulatedRun) -> InTurns:
-        return engines.setdefault(job.experiment.partial_sums, InTurns(job))
+    def create_engine(job: SimulatedRun) -> InProcessWorkers:
+        return engines.setdefault(job.experiment.partial_sums, InProcessWorkers(job))
 
-    monkeypatch.setattr(SimulatedRun, "engine", made)
+    monkeypatch.setattr(SimulatedRun, "engine", create_engine)
     for sums in (False, True):
         run("fedavg", tmp_path / str(sums), **QUICK | SUMS | {"rounds": 1, "partial_sums": sums})
     job = prepare(config.experiment({"algorithm": "fedavg", **QUICK}), ragged())
     model = payload(job.algorithm.init_server(job.root.fold("init"), job.info))
-    assert engines[False].passed - engines[True].passed == pytest.approx(
+    assert engines[False].payload_bytes - engines[True].payload_bytes == pytest.approx(
         2 * model, rel=0.1
     )  # four replies, two sums
 
 
-def test_whole_numbers_come_from_the_first_party() -> None:
-    """As in a mean of replies that are added up in one place."""
-    one, other, mean = AveragedReplies[Model](), AveragedReplies[Model](), AveragedReplies[Model]()
+def test_integers_come_from_the_first_party() -> None:
+    """As in a mean without partial sums."""
+    first_sum, second_sum, mean = (
+        AveragedReplies[Model](),
+        AveragedReplies[Model](),
+        AveragedReplies[Model](),
+    )
 
     def reply(i: int) -> Model:
         return Model({"w": torch.tensor([float(i)]), "count~": torch.tensor([10 + i])})
 
     for i in (1, 3):
-        one.add(i, reply(i), weight=1.0)
+        first_sum.add(i, reply(i), weight=1.0)
     for i in (0, 2):
-        other.add(i, reply(i), weight=3.0)
+        second_sum.add(i, reply(i), weight=3.0)
     parts = [
-        part for part in (one.total(), other.total(), AveragedReplies[Model]().total()) if part
+        part
+        for part in (first_sum.total(), second_sum.total(), AveragedReplies[Model]().total())
+        if part
     ]
     for part in sorted(parts, key=lambda part: part.heard[0]):
         mean.add_sum(part)
-    value, heard = mean.value()
+    value, parties = mean.value()
     assert value.theta == {"w": torch.tensor([(1 + 3 + 3 * 2) / 8]), "count~": torch.tensor([10])}
-    assert heard == [0, 1, 2, 3]
+    assert parties == [0, 1, 2, 3]
 
 
-def test_a_lost_worker_is_asked_again_for_its_whole_sum(
+def test_repeated_request_gives_the_same_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says nothing before it is done with all of its parties: whatever an ask leaves behind, it
-    is the same again.
-    """
+    """A worker replies once all of its parties are done, so a repeated request gives equal bytes."""
     job = prepare(config.experiment({"algorithm": "fedavg", **QUICK, **SUMS}), ragged())
-    engine = InTurns(job)
-    says: list[int] = []
+    engine = InProcessWorkers(job)
+    reply_counts: list[int] = []
     exchange = engine._exchange
 
-    def twice(asks: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
-        first, again = list(exchange(asks)), list(exchange(asks))
-        says.append(len(first))
+    def exchange_twice(asks: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
+        first, repeated = list(exchange(asks)), list(exchange(asks))
+        reply_counts.append(len(first))
         assert [pack(message)[1].tobytes() for _, message in first] == [
-            pack(m)[1].tobytes() for _, m in again
+            pack(m)[1].tobytes() for _, m in repeated
         ]
-        yield from again
+        yield from repeated
 
-    monkeypatch.setattr(engine, "_exchange", twice)
+    monkeypatch.setattr(engine, "_exchange", exchange_twice)
     server = job.server(engine, Quiet())
     server.begin(1)
     server.begin_exchanges()
     job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), server, 1)
-    assert says == [2], "one message a worker"
+    assert reply_counts == [2], "one message a worker"
 
 
-# --- hollow replies
+# --- replies without values (on torch's meta device)
 
 
-def test_a_hollow_reply_weighs_what_it_weighed_and_tells_nothing() -> None:
+def test_meta_reply_has_the_payload_size_and_no_values() -> None:
     reply = Model(
         {"w": torch.ones(3, 5), "half": torch.ones(7, dtype=torch.float16), "none": torch.zeros(0)}
     )
-    header, bundle = pack({"hollow": meta_like(reply), "whole": torch.ones(2)})
-    there = unpack(header, bundle)
-    assert payload(there["hollow"]) == payload(reply) == 74
-    assert {name: (value.shape, value.dtype) for name, value in there["hollow"].theta.items()} == {
+    header, bundle = pack({"meta": meta_like(reply), "whole": torch.ones(2)})
+    content = unpack(header, bundle)
+    assert payload(content["meta"]) == payload(reply) == 74
+    assert {name: (value.shape, value.dtype) for name, value in content["meta"].theta.items()} == {
         name: (value.shape, value.dtype) for name, value in reply.theta.items()
     }
-    assert all(value.is_meta for value in there["hollow"].theta.values())
-    assert torch.equal(there["whole"], torch.ones(2))
+    assert all(value.is_meta for value in content["meta"].theta.values())
+    assert torch.equal(content["whole"], torch.ones(2))
     assert bundle.nbytes == 64
 
 
-# --- where there are none
+# --- combinations without partial sums
 
 
 @pytest.mark.parametrize(
@@ -410,37 +428,37 @@ def test_methods_that_need_each_reply_are_refused(text: str, why: str, tmp_path:
 
 
 @pytest.mark.parametrize("engine", ["auto", "loop", "stacked"])
-def test_so_are_engines_without_workers(engine: str) -> None:
+def test_engines_without_workers_are_refused(engine: str) -> None:
     with pytest.raises(
         UsageError, match="partial_sums are sums at workers, and need --engine process or ray"
     ):
         config.experiment({"partial_sums": True, "engine": engine})
 
 
-def test_it_is_on_or_off() -> None:
-    for given in (1, "on", "true"):
+def test_partial_sums_must_be_a_boolean() -> None:
+    for value in (1, "on", "true"):
         with pytest.raises(UsageError, match="partial_sums must be true or false, not"):
-            config.experiment({"partial_sums": given, "engine": "process"})
-    made = config.experiment({"partial_sums": True, "engine": "process"})
-    assert "partial_sums = true" in config.write(made)
+            config.experiment({"partial_sums": value, "engine": "process"})
+    experiment = config.experiment({"partial_sums": True, "engine": "process"})
+    assert "partial_sums = true" in config.write(experiment)
     with pytest.raises(UsageError, match="rounds cannot be true"):
         config.experiment({"rounds": True})
 
 
-def test_a_comparison_has_solo_beside_it(tmp_path: Path) -> None:
-    """SOLO sends nothing: there is nothing to add up, and nothing to refuse."""
-    made = comity.compare(["fedavg"], ragged(), out=tmp_path, **QUICK, **SUMS)
-    assert len(made.rows) == 2
+def test_comparison_with_solo(tmp_path: Path) -> None:
+    """SOLO sends nothing, so it is not refused."""
+    comparison = comity.compare(["fedavg"], ragged(), out=tmp_path, **QUICK, **SUMS)
+    assert len(comparison.rows) == 2
 
 
-def test_a_plan_is_made_without_workers() -> None:
+def test_plan_needs_no_workers() -> None:
     settings = {"algorithm": "fedavg", **QUICK, **SUMS}
     assert json.dumps(vars(planned(prepare(config.experiment(settings), ragged()))), default=str)
 
 
 @record
 class Judged(Model):
-    """A reply with something beside its weights."""
+    """A reply with a value beside its weights."""
 
     loss: float
 
@@ -453,7 +471,7 @@ class Two:
     other: Params
 
 
-def test_what_has_no_mean_is_said_in_a_sentence() -> None:
+def test_replies_that_cannot_be_averaged_are_refused() -> None:
     theta = {"w": torch.ones(1)}
     for reply, why in (
         (theta, "but a dict is none"),
@@ -466,11 +484,11 @@ def test_what_has_no_mean_is_said_in_a_sentence() -> None:
     with pytest.raises(ComityError, match="must be of one type to be averaged, but one is a Two"):
         mean.add(1, Two(theta, theta), 1.0)
 
-    class Otherwise(Averaging):
+    class OtherAggregation(Averaging):
         """Not a plain mean."""
 
     with pytest.raises(
         ComityError,
         match="A wrapper takes the place of the mean of a model, but Two has several fields",
     ):
-        AveragedReplies[Any](Otherwise).add(0, Two(theta, theta), 1.0)
+        AveragedReplies[Any](OtherAggregation).add(0, Two(theta, theta), 1.0)

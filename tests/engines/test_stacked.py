@@ -1,4 +1,6 @@
-"""Many parties' trainings as one computation: the numbers of one by one, up to rounding."""
+"""The stacked engine trains many parties in one computation; results equal those of the loop engine
+up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -26,95 +28,102 @@ from comity.training.requests import Fitted
 
 
 @pytest.fixture
-def double() -> Iterator[None]:
-    """Weights of 64 bits for a while."""
+def float64_weights() -> Iterator[None]:
+    """Use 64-bit weights during a test."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 def job(text: str, engine: str, **settings: Any) -> SimulatedRun:
-    """A small experiment in 64 bits."""
-    gentle = text.startswith(STEEP)
+    """A small run whose data are in 64 bits."""
+    is_steep = text.startswith(STEEP)
     usual = {
         "algorithm": text,
         "model": "mlp2(width=16)",
         "rounds": 2,
-        "lr": 0.02 if gentle else 0.1,
+        "lr": 0.02 if is_steep else 0.1,
         "workers": 1,
         "epochs": 2,
     }
-    made = prepare(config.experiment(usual | settings | {"engine": engine}), ragged())
+    simulated_run = prepare(config.experiment(usual | settings | {"engine": engine}), ragged())
 
-    def wide(samples: Samples) -> Samples:
+    def to_double(samples: Samples) -> Samples:
         return Samples(samples.x.double(), samples.y)
 
     parties = [
-        replace(p, data=PartyData(wide(p.data.train), wide(p.data.validation), wide(p.data.test)))
-        for p in made.parties
+        replace(
+            p,
+            data=PartyData(
+                to_double(p.data.train), to_double(p.data.validation), to_double(p.data.test)
+            ),
+        )
+        for p in simulated_run.parties
     ]
-    return replace(made, parties=parties)
+    return replace(simulated_run, parties=parties)
 
 
-def after(made: SimulatedRun) -> list[torch.Tensor]:
-    """Every tensor that the server and the parties have after the last round, and how many steps it
-    took.
-    """
-    engine = made.engine()
+def tensors_after_run(simulated_run: SimulatedRun) -> list[torch.Tensor]:
+    """All tensors of the server and the parties after the last round, and the number of steps."""
+    engine = simulated_run.engine()
     assert isinstance(engine, LoopEngine)
-    server = made.server(engine, Quiet())
-    s = made.algorithm.start(made.algorithm.init_server(made.root.fold("init"), made.info), server)
-    for t in range(1, made.experiment.rounds + 1):
+    server = simulated_run.server(engine, Quiet())
+    s = simulated_run.algorithm.start(
+        simulated_run.algorithm.init_server(simulated_run.root.fold("init"), simulated_run.info),
+        server,
+    )
+    for t in range(1, simulated_run.experiment.rounds + 1):
         server.begin(t)
-        s = made.algorithm.round(s, server, t)
+        s = simulated_run.algorithm.round(s, server, t)
     states = [
         s,
-        *(engine.sites[i].mine for i in made.info.parties),
+        *(engine.sites[i].mine for i in simulated_run.info.parties),
         torch.tensor([server.steps, server.server_steps]),
     ]
     return [leaf.double() for leaf in leaves(states) if isinstance(leaf, torch.Tensor)]
 
 
 @pytest.fixture
-def count(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many trainings ran together and how many did not."""
-    seen = {"together": 0, "alone": 0}
+def training_counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Counts of the trainings that were stacked and of those that were not."""
+    counts = {"together": 0, "alone": 0}
     train = scheduler._train
 
-    def counted(requests: Sequence[Any]) -> tuple[list[Fitted | None], list[str]]:
-        trained, reasons = train(requests)
-        for done in trained:
-            seen["together" if done else "alone"] += 1
-        return trained, reasons
+    def train_and_count(requests: Sequence[Any]) -> tuple[list[Fitted | None], list[str]]:
+        fits, reasons = train(requests)
+        for fitted in fits:
+            counts["together" if fitted else "alone"] += 1
+        return fits, reasons
 
-    monkeypatch.setattr(scheduler, "_train", counted)
-    return seen
+    monkeypatch.setattr(scheduler, "_train", train_and_count)
+    return counts
 
 
-def same(text: str, **settings: Any) -> None:
-    right, ours = after(job(text, "loop", **settings)), after(job(text, "stacked", **settings))
-    assert len(right) == len(ours)
-    for a, b in zip(right, ours, strict=True):
+def assert_agrees(text: str, **settings: Any) -> None:
+    expected, actual = (
+        tensors_after_run(job(text, "loop", **settings)),
+        tensors_after_run(job(text, "stacked", **settings)),
+    )
+    assert len(expected) == len(actual)
+    for a, b in zip(expected, actual, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
 
 
 def test_stacked_agrees_with_loop_in_64_bits(
-    text: str, double: None, count: dict[str, int]
+    text: str, float64_weights: None, training_counts: dict[str, int]
 ) -> None:
-    """Every method after two rounds of ragged parties; all of them really stack, but for those that
-    are slower so.
-    """
-    same(text)
-    own_steps = text.startswith(("apfl", "apple", "fed-sps", "fedmeta", "per-fedavg", "pfedme"))
-    apart = own_steps or "+dp" in text
-    assert bool(count["together"]) == (
-        text != "centralized" and not apart
+    """Every method after two rounds; all of them stack, except those that stacking would slow down."""
+    assert_agrees(text)
+    has_own_steps = text.startswith(("apfl", "apple", "fed-sps", "fedmeta", "per-fedavg", "pfedme"))
+    trains_alone = has_own_steps or "+dp" in text
+    assert bool(training_counts["together"]) == (
+        text != "centralized" and not trains_alone
     )  # there the server trains by itself
-    lonely = text in (
+    has_single_trainings = text in (
         "drfa",
         "fada",
     )  # who is drawn twice trains again by itself; there is one target
-    assert bool(count["alone"]) == (apart or lonely)
+    assert bool(training_counts["alone"]) == (trains_alone or has_single_trainings)
 
 
 @pytest.mark.sweep("fedprox+dbe")
@@ -135,70 +144,75 @@ def test_stacked_agrees_with_loop_in_64_bits(
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("text", ["fedavg", "fedprox+dbe", "ditto"])
-def test_whatever_the_training(
-    text: str, settings: dict[str, Any], double: None, count: dict[str, int]
+def test_stacked_agrees_with_loop_for_all_training_options(
+    text: str, settings: dict[str, Any], float64_weights: None, training_counts: dict[str, int]
 ) -> None:
-    same(text, **settings)
-    assert count["together"]
+    assert_agrees(text, **settings)
+    assert training_counts["together"]
 
 
 @pytest.mark.parametrize(
     "text", [pytest.param("fedavg", marks=pytest.mark.quick), "moon", "fedavg+dbe"]
 )
-def test_32_bits_stay_close(text: str, tmp_path: Path) -> None:
-    """After one step to 1e-5; after five rounds within one point of accuracy."""
-    step = {"model": "mlp2", "steps": 1, "rounds": 1}
-    one, both = (run(text, tmp_path / e, engine=e, workers=1, **step) for e in ("loop", "stacked"))
-    for name, theta in weights(one).items():
-        for k, v in theta.items():
-            torch.testing.assert_close(weights(both)[name][k], v, rtol=1e-5, atol=1e-5)
-    long = {"model": "mlp2", "rounds": 5}
-    one, both = (
-        run(text, tmp_path / f"{e}5", engine=e, workers=1, **long) for e in ("loop", "stacked")
+def test_stacked_is_close_to_loop_in_32_bits(text: str, tmp_path: Path) -> None:
+    """Within 1e-5 after one step; within one point of accuracy after five rounds."""
+    one_step = {"model": "mlp2", "steps": 1, "rounds": 1}
+    loop_run, stacked_run = (
+        run(text, tmp_path / e, engine=e, workers=1, **one_step) for e in ("loop", "stacked")
     )
-    assert abs(one.summary["accuracy"]["mean"] - both.summary["accuracy"]["mean"]) < 0.01
+    for name, theta in weights(loop_run).items():
+        for k, v in theta.items():
+            torch.testing.assert_close(weights(stacked_run)[name][k], v, rtol=1e-5, atol=1e-5)
+    five_rounds = {"model": "mlp2", "rounds": 5}
+    loop_run, stacked_run = (
+        run(text, tmp_path / f"{e}5", engine=e, workers=1, **five_rounds)
+        for e in ("loop", "stacked")
+    )
+    assert (
+        abs(loop_run.summary["accuracy"]["mean"] - stacked_run.summary["accuracy"]["mean"]) < 0.01
+    )
 
 
 @pytest.mark.parametrize("text", ["fedavg+dbe", "adcol", GOSSIP])
-def test_workers_do_not_matter(text: str, tmp_path: Path) -> None:
-    """Blocks of two parties in two processes, or all four in one: the same up to rounding."""
-    one, two = (
+def test_number_of_workers_does_not_matter(text: str, tmp_path: Path) -> None:
+    """Two processes with two parties each equal one process with four parties, up to rounding."""
+    one_worker, two_workers = (
         run(text, tmp_path / str(w), engine="stacked", workers=w, model="mlp2") for w in (1, 2)
     )
-    for name, theta in weights(one).items():
+    for name, theta in weights(one_worker).items():
         for k, v in theta.items():
-            torch.testing.assert_close(weights(two)[name][k], v, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(weights(two_workers)[name][k], v, rtol=1e-4, atol=1e-4)
 
 
-def test_a_kept_state_keeps_no_block(double: None) -> None:
-    """What a party remembers lies in memory of its own, not in a row among its neighbours'."""
-    made = job("fedper", "stacked")
-    engine = made.engine()
+def test_party_state_does_not_share_storage(float64_weights: None) -> None:
+    """The tensors of a party's state have their own storage, not a row of a stacked tensor."""
+    simulated_run = job("fedper", "stacked")
+    engine = simulated_run.engine()
     assert isinstance(engine, LoopEngine)
-    server = made.server(engine, Quiet())
-    s = made.algorithm.init_server(made.root.fold("init"), made.info)
+    server = simulated_run.server(engine, Quiet())
+    s = simulated_run.algorithm.init_server(simulated_run.root.fold("init"), simulated_run.info)
     server.begin(1)
-    made.algorithm.round(s, server, 1)
-    for i in made.info.parties:
+    simulated_run.algorithm.round(s, server, 1)
+    for i in simulated_run.info.parties:
         assert leaves(engine.sites[i].mine)
         for leaf in leaves(engine.sites[i].mine):
             assert leaf.untyped_storage().nbytes() == leaf.nbytes
 
 
-DROPS = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5)), nn.Linear(12, 10)
+DROPOUT_MODEL = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5)), nn.Linear(12, 10)
 
 
-@pytest.mark.parametrize("model", ["fedbn-cnn(scale=0.06)", DROPS], ids=["convolutions", "dropout"])
-def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
-    """There is nothing to gain by stacking convolutions, and dropout draws party by party: the bits
-    are loop's.
-    """
-    right, ours = (
+@pytest.mark.parametrize(
+    "model", ["fedbn-cnn(scale=0.06)", DROPOUT_MODEL], ids=["convolutions", "dropout"]
+)
+def test_networks_that_are_not_stacked_equal_loop(model: Any, tmp_path: Path) -> None:
+    """Convolutions gain nothing by stacking, and dropout draws per party: bits equal the loop's."""
+    expected, actual = (
         run("fedavg", tmp_path / e, engine=e, workers=1, model=model) for e in ("loop", "stacked")
     )
-    for name, theta in weights(right).items():
+    for name, theta in weights(expected).items():
         for k, v in theta.items():
-            assert torch.equal(v, weights(ours)[name][k])
+            assert torch.equal(v, weights(actual)[name][k])
 
 
 @pytest.mark.parametrize(
@@ -216,61 +230,61 @@ def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
         ("moon", False),
     ],
 )  # fmt: skip
-def test_what_cannot_be_one_computation_runs_alone(
-    text: str, alone: bool, double: None, count: dict[str, int]
+def test_losses_that_cannot_be_stacked_train_alone(
+    text: str, alone: bool, float64_weights: None, training_counts: dict[str, int]
 ) -> None:
-    same(text)
-    assert bool(count["alone"]) == alone
+    assert_agrees(text)
+    assert bool(training_counts["alone"]) == alone
 
 
-def test_notes_are_not_lost_where_every_batch_has_a_size_of_its_own(
-    double: None, count: dict[str, int]
+def test_scratch_is_kept_when_batch_sizes_differ(
+    float64_weights: None, training_counts: dict[str, int]
 ) -> None:
-    """With one batch a party nobody takes a step with another, and what a loss notes is still there
-    at the end.
+    """With one batch per party no steps are stacked; the scratch of a loss is still available at
+    the end.
     """
-    same("adcol(rep_mode=last_epoch,hidden=8)", batch=100)
-    assert count["alone"]
-    same("fedavg+dbe(init_mean=ema)", batch=100)
+    assert_agrees("adcol(rep_mode=last_epoch,hidden=8)", batch=100)
+    assert training_counts["alone"]
+    assert_agrees("fedavg+dbe(init_mean=ema)", batch=100)
 
 
-# --- what parties' losses get, as one
+# --- stacking of the aux arguments of losses
 
 
 @record
 class Own:
-    """What a loss gets."""
+    """The aux argument of a loss."""
 
     w: torch.Tensor
     names: dict[str, Any]
     number: float = 1.0
 
 
-def owns(*each: Own) -> list[Own]:
-    return [read_only(own) for own in each]
+def read_only_aux(*aux_values: Own) -> list[Own]:
+    return [read_only(aux) for aux in aux_values]
 
 
-def test_what_is_equal_is_taken_once_and_tensors_that_differ_are_stacked() -> None:
+def test_equal_leaves_are_shared_and_different_tensors_are_stacked() -> None:
     shared, a, b = torch.ones(3), torch.tensor([1.0]), torch.tensor([2.0])
-    each = owns(
+    aux_values = read_only_aux(
         Own(shared, {"x": a, "array": np.arange(3)}), Own(shared, {"x": b, "array": np.arange(3)})
     )
-    joined = StackedTree(each)
-    (stacked,) = joined.rows.values()
-    assert torch.equal(stacked, torch.tensor([[1.0], [2.0]]))
-    for n, own in enumerate(each):
-        made = joined.of({k: v[n] for k, v in joined.rows.items()})
-        assert made.w is shared
-        assert torch.equal(made.names["x"], own.names["x"])
-        assert np.array_equal(made.names["array"], np.arange(3))
-        assert type(made.names) is type(own.names)  # read-only as it was
+    tree = StackedTree(aux_values)
+    (stacked_tensor,) = tree.rows.values()
+    assert torch.equal(stacked_tensor, torch.tensor([[1.0], [2.0]]))
+    for n, aux in enumerate(aux_values):
+        rebuilt = tree.of({k: v[n] for k, v in tree.rows.items()})
+        assert rebuilt.w is shared
+        assert torch.equal(rebuilt.names["x"], aux.names["x"])
+        assert np.array_equal(rebuilt.names["array"], np.arange(3))
+        assert type(rebuilt.names) is type(aux.names)  # read-only as it was
 
 
-def test_one_and_the_same_is_not_looked_into() -> None:
-    (own,) = owns(Own(torch.ones(3), {}))
-    joined = StackedTree([own, own, own])
-    assert not joined.rows
-    assert joined.of({}) is own
+def test_identical_objects_are_not_traversed() -> None:
+    (aux,) = read_only_aux(Own(torch.ones(3), {}))
+    tree = StackedTree([aux, aux, aux])
+    assert not tree.rows
+    assert tree.of({}) is aux
 
 
 @pytest.mark.parametrize(
@@ -288,21 +302,23 @@ def test_one_and_the_same_is_not_looked_into() -> None:
     ],
     ids=str,
 )
-def test_what_differs_in_more_than_tensors_is_not_one(other: Own) -> None:
+def test_values_that_differ_in_more_than_tensors_are_not_stackable(other: Own) -> None:
     with pytest.raises(NotStackable):
-        StackedTree(owns(Own(torch.ones(3), {"x": 1}), other))
+        StackedTree(read_only_aux(Own(torch.ones(3), {"x": 1}), other))
 
 
 @pytest.mark.parametrize(
     "arrays",
     [(np.zeros(2), np.ones(2)), (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, np.int64))],
 )
-def test_arrays_that_differ_are_not_one(arrays: tuple[Any, Any]) -> None:
+def test_different_arrays_are_not_stackable(arrays: tuple[Any, Any]) -> None:
     with pytest.raises(NotStackable):
-        StackedTree(owns(*(Own(torch.ones(3), {"x": array}) for array in arrays)))
+        StackedTree(read_only_aux(*(Own(torch.ones(3), {"x": array}) for array in arrays)))
 
 
-def test_blocks_follow_the_cache(monkeypatch: pytest.MonkeyPatch, double: None) -> None:
-    """However few parties fit at once, the numbers are the same."""
+def test_block_size_does_not_change_results(
+    monkeypatch: pytest.MonkeyPatch, float64_weights: None
+) -> None:
+    """Results are the same with two parties per block."""
     monkeypatch.setattr(scheduler, "BLOCK_PARTIES", 2)
-    same("fedavg+dbe")
+    assert_agrees("fedavg+dbe")

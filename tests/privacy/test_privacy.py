@@ -1,4 +1,4 @@
-"""Mechanisms and accounts against published figures, numerical integrals and hand calculation."""
+"""Mechanisms and accounts against published figures, numerical integrals and explicit computation."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ def density(x: np.ndarray, mean: float, sigma: float) -> np.ndarray:
 
 
 def test_moments_accountant_of_abadi_et_al() -> None:
-    """CCS 2016, section 3.2: q = 0.01, sigma = 4, 10,000 steps, delta = 1e-5 come to epsilon =
-    1.26.
-    """
+    """CCS 2016, section 3.2: q = 0.01, sigma = 4, 10,000 steps, delta = 1e-5 give epsilon = 1.26."""
     classic = min(
         10_000 * sampled_gaussian_rdp(0.01, 4.0, a) + math.log(1e5) / (a - 1) for a in ORDERS
     )
@@ -54,9 +52,13 @@ def test_moments_accountant_of_abadi_et_al() -> None:
     ("rate", "noise", "order"), [(0.1, 1.0, 2), (0.3, 2.0, 5), (0.02, 1.5, 16), (1.0, 3.0, 7)]
 )
 def test_renyi_divergence_by_integration(rate: float, noise: float, order: int) -> None:
-    plain = density(GRID, 0, noise)
-    mixed = (1 - rate) * plain + rate * density(GRID, 1, noise)
-    inside = np.where(plain > 0, plain * (mixed / np.where(plain > 0, plain, 1)) ** order, 0)
+    noise_density = density(GRID, 0, noise)
+    mixture = (1 - rate) * noise_density + rate * density(GRID, 1, noise)
+    inside = np.where(
+        noise_density > 0,
+        noise_density * (mixture / np.where(noise_density > 0, noise_density, 1)) ** order,
+        0,
+    )
     assert sampled_gaussian_rdp(rate, noise, order) == pytest.approx(
         math.log(inside.sum() * STEP) / (order - 1), rel=1e-6
     )
@@ -71,7 +73,7 @@ def test_gaussian_delta_by_integration(sigma: float, epsilon: float) -> None:
 
 
 @given(st.floats(0.1, 10), st.floats(1e-8, 0.1), st.floats(0.1, 5))
-def test_gaussian_sigma_is_the_smallest_that_will_do(
+def test_gaussian_sigma_is_the_smallest_sufficient(
     epsilon: float, delta: float, sensitivity: float
 ) -> None:
     sigma = gaussian_sigma(epsilon, delta, sensitivity)
@@ -80,10 +82,10 @@ def test_gaussian_sigma_is_the_smallest_that_will_do(
 
 
 def test_accounts_grow_with_steps_and_shrink_with_noise() -> None:
-    spent = [sampled_gaussian_epsilon(0.05, 1.0, steps, 1e-5) for steps in (0, 1, 10, 100)]
-    assert spent[0] == 0
-    assert spent == sorted(spent)
-    assert sampled_gaussian_epsilon(0.05, 2.0, 100, 1e-5) < spent[-1]
+    epsilons = [sampled_gaussian_epsilon(0.05, 1.0, steps, 1e-5) for steps in (0, 1, 10, 100)]
+    assert epsilons[0] == 0
+    assert epsilons == sorted(epsilons)
+    assert sampled_gaussian_epsilon(0.05, 2.0, 100, 1e-5) < epsilons[-1]
     assert sampled_gaussian_epsilon(0.05, 0.0, 1, 1e-5) == math.inf
 
 
@@ -101,7 +103,7 @@ def test_two_bounded_rows_differ_by_at_most_one(
     assert torch.linalg.vector_norm(z[0] - z[1], ord=order) <= 1 + 1e-5
 
 
-def test_small_rows_are_left_alone_and_large_ones_shrunk() -> None:
+def test_large_rows_are_scaled_to_the_bound() -> None:
     z = torch.tensor([[0.1, -0.2], [3.0, 4.0]])
     torch.testing.assert_close(bound_rows(z, "gauss_l2"), torch.tensor([[0.1, -0.2], [0.3, 0.4]]))
     torch.testing.assert_close(
@@ -114,9 +116,9 @@ def test_small_rows_are_left_alone_and_large_ones_shrunk() -> None:
     assert add_noise(z, "none", 1.0, 0.1, Key(0)) is z
 
 
-def test_the_papers_rows_can_differ_by_their_width() -> None:
-    """From 0 to 1 each: (0, 1, 1, ...) and (1, 0, 0, ...) are d apart in l1, so a release costs d
-    times what the paper says.
+def test_sensitivity_of_the_rows_of_the_paper_is_their_width() -> None:
+    """Entries are from 0 to 1: (0, 1, 1, ...) and (1, 0, 0, ...) have l1 distance d, so a release
+    costs d times the epsilon in the paper.
     """
     z = bound_rows(torch.tensor([[0.0, 5.0, 5.0, 5.0], [5.0, 0.0, 0.0, 0.0]]), "paper")
     assert (z[0] - z[1]).abs().sum() == 4
@@ -152,22 +154,22 @@ def private_fit(
     theta: Params,
     data: Samples,
     key: Key,
-    how: Training,
+    training: Training,
     clip: float,
     noise: float,
 ) -> Params:
-    """What a private training makes of a model."""
+    """The weights after DP-SGD."""
     private = Private(data, clip, noise, [])
-    return train(FitRequest(plain, theta, data, key, how, task, None, private=private)).theta
+    return train(FitRequest(plain, theta, data, key, training, task, None, private=private)).theta
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_without_noise_with_whole_batches_and_a_wide_clip_it_is_the_usual_training(
+def test_dp_sgd_without_noise_and_clipping_equals_ordinary_training(
     optimizer: str,
 ) -> None:
-    """Momentum and decay among it: a private row of a table differs in nothing but its privacy."""
+    """Also with momentum and weight decay."""
     task, data = _task()
-    how = Training(
+    training = Training(
         optimizer,  # type: ignore[arg-type]
         lr=0.3,
         momentum=0.9 if optimizer == "sgd" else 0.0,
@@ -176,27 +178,31 @@ def test_without_noise_with_whole_batches_and_a_wide_clip_it_is_the_usual_traini
         epochs=4,
     )
     theta = task.init(Key(1))
-    usual = train(FitRequest(plain, theta, data, Key(4), how, task, None)).theta
-    private = private_fit(task, theta, data, Key(4), how, clip=1e6, noise=0.0)
+    usual = train(FitRequest(plain, theta, data, Key(4), training, task, None)).theta
+    private = private_fit(task, theta, data, Key(4), training, clip=1e6, noise=0.0)
     for name, value in usual.items():
         torch.testing.assert_close(private[name], value, rtol=0, atol=1e-5)
 
 
-def test_dp_sgd_clips_each_sample_by_hand() -> None:
+def test_dp_sgd_clips_each_sample() -> None:
     task, data = _task()
     theta, clip = task.init(Key(1)), 0.2
     total = {k: torch.zeros_like(v) for k, v in theta.items()}
     for x, y in zip(data.x, data.y, strict=True):
-        free = {k: v.clone().requires_grad_() for k, v in theta.items()}
-        logits = F.linear(x[None], free["out.weight"], free["out.bias"])
-        grads = torch.autograd.grad(F.cross_entropy(logits, y[None]), list(free.values()))
+        parameters = {k: v.clone().requires_grad_() for k, v in theta.items()}
+        logits = F.linear(x[None], parameters["out.weight"], parameters["out.bias"])
+        grads = torch.autograd.grad(F.cross_entropy(logits, y[None]), list(parameters.values()))
         size = torch.sqrt(sum((g.square().sum() for g in grads), torch.zeros(())))
         assert size > clip
-        for name, g in zip(free, grads, strict=True):
+        for name, g in zip(parameters, grads, strict=True):
             total[name] += g * clip / size
-    done = private_fit(task, theta, data, Key(4), Training(lr=0.5, batch=12), clip=clip, noise=0.0)
+    fitted_theta = private_fit(
+        task, theta, data, Key(4), Training(lr=0.5, batch=12), clip=clip, noise=0.0
+    )
     for name, value in theta.items():
-        torch.testing.assert_close(done[name], value - 0.5 * total[name] / 12, rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            fitted_theta[name], value - 0.5 * total[name] / 12, rtol=0, atol=1e-6
+        )
 
 
 def test_dp_sgd_noise_has_the_scale_of_the_clip() -> None:
@@ -205,18 +211,18 @@ def test_dp_sgd_noise_has_the_scale_of_the_clip() -> None:
         LearningTask(network, 100, network.cut),
         Samples(torch.zeros(4, 500), torch.arange(4)),
     )
-    theta, how = task.init(Key(1)), Training(lr=1.0, batch=4)
-    still, moved = (
-        private_fit(task, theta, data, Key(4), how, clip=0.5, noise=n)["fc.weight"]
+    theta, training = task.init(Key(1)), Training(lr=1.0, batch=4)
+    without_noise, with_noise = (
+        private_fit(task, theta, data, Key(4), training, clip=0.5, noise=n)["fc.weight"]
         for n in (0.0, 3.0)
     )
-    assert (moved - still).std().item() == pytest.approx(3.0 * 0.5 / 4, rel=0.02)
+    assert (with_noise - without_noise).std().item() == pytest.approx(3.0 * 0.5 / 4, rel=0.02)
 
 
 # --- ADCOL, B.12
 
 
-def test_b12_the_penalty_sees_the_same_bounded_representation_without_noise() -> None:
+def test_b12_penalty_uses_the_bounded_representation_without_noise() -> None:
     network = build("mlp2(width=5)", (6,), 3)
     task = LearningTask(network, 3, network.cut)
     x, y = torch.randn(7, 6, generator=Key(1).generator()), torch.arange(7) % 3
@@ -238,19 +244,19 @@ def federation() -> comity.Federation:
     return comity.load("digits").partition("iid", parties=3, seed=0)
 
 
-def test_b12_epsilon_adds_up_over_rounds_and_is_said_to_be_a_rows(
+def test_b12_epsilon_of_a_row_adds_up_over_rounds(
     federation: comity.Federation,
 ) -> None:
-    """Each round releases the same samples again: parallel composition, as the paper has it, needs
+    """Each round releases the same samples again. Parallel composition, as in the paper, needs
     disjoint data.
     """
     with pytest.warns(UserWarning, match="nothing is guaranteed for the record"):
         result = comity.run(
             "adcol", federation, rounds=2, noise="lap_l1", epsilon=0.5, model="mlp2", hidden=16
         )
-    told = result.summary["privacy"]
-    assert told["unit"] == "row"
-    assert told["epsilon"] == pytest.approx(2 * 0.5, rel=1e-3)
+    guarantee = result.summary["privacy"]
+    assert guarantee["unit"] == "row"
+    assert guarantee["epsilon"] == pytest.approx(2 * 0.5, rel=1e-3)
 
 
 def test_b12_dp_sgd_on_the_discriminator_is_accounted_for(federation: comity.Federation) -> None:
@@ -267,24 +273,24 @@ def test_b12_dp_sgd_on_the_discriminator_is_accounted_for(federation: comity.Fed
         )
     rows = sum(federation.sizes)
     expected = sampled_gaussian_epsilon(40 / rows, 1.5, 2 * math.ceil(rows / 40), 1e-4)
-    told = result.summary["privacy"]
-    assert told["epsilon"] == "infinite"  # the server has the rows as they are
-    assert 0.8 * expected < told["trusted_server"]["epsilon"] <= expected
-    assert told["trusted_server"]["unit"] == "row"
+    guarantee = result.summary["privacy"]
+    assert guarantee["epsilon"] == "infinite"  # the server gets the rows without noise
+    assert 0.8 * expected < guarantee["trusted_server"]["epsilon"] <= expected
+    assert guarantee["trusted_server"]["unit"] == "row"
 
 
-def test_without_noise_nothing_is_guaranteed_and_said_once(
+def test_without_noise_there_is_no_guarantee(
     federation: comity.Federation, recwarn: pytest.WarningsRecorder, tmp_path: Path
 ) -> None:
     result = comity.run(
         "adcol", federation, rounds=2, disc="linear", model="mlp2(width=8)", out=tmp_path / "run"
     )
     assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
-    told = result.summary["privacy"]
-    assert (told["epsilon"], told["unprotected"], told["trusted_server"]) == (
+    guarantee = result.summary["privacy"]
+    assert (guarantee["epsilon"], guarantee["unprotected"], guarantee["trusted_server"]) == (
         "infinite",
         ["Reps.z (local)"],
         None,
     )
     lines = (tmp_path / "run" / "privacy.csv").read_text().splitlines()
-    assert len(lines) == 1 + 3  # a row a party: more of the same adds nothing to infinity
+    assert len(lines) == 1 + 3  # one row per party: an infinite epsilon is listed once

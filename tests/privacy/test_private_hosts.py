@@ -1,6 +1,4 @@
-"""Private training around every method: it runs with an account that is bounded and kept to, or it
-is refused in a sentence.
-"""
+"""DP-SGD (`+dp`) around every method: the run has a finite guarantee, or the method is refused."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from comity.core.wrapper import chain
 from comity.runs.extend import extend
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
-OWN_MODELS = {"apple", "ditto", "fed-mtl", "fml"}
-AVERAGED = {
+METHODS_WITH_OWN_MODELS = {"apple", "ditto", "fed-mtl", "fml"}
+AVERAGING_METHODS = {
     "fedavg",
     "fedprox",
     "scaffold",
@@ -32,7 +30,7 @@ AVERAGED = {
     "fedreptile",
     "lg-fedavg",
 }
-RUN = {*OWN_MODELS, *AVERAGED, "solo"}
+SUPPORTED = {*METHODS_WITH_OWN_MODELS, *AVERAGING_METHODS, "solo"}
 REFUSED = {
     "fedavg+dbe": "couples the records of a batch",
     "fedper+mr": "couples the records of a batch",
@@ -67,28 +65,28 @@ def run_or_refusal(text: str, federation: comity.Federation) -> comity.Result | 
 def test_every_method_runs_with_a_bound_or_is_refused(
     name: str, federation: comity.Federation
 ) -> None:
-    """A method that is not in RUN may run, too: then the same holds of it."""
+    """A method outside SUPPORTED may also run; the same checks then apply."""
     result = run_or_refusal(f"{name}+dp(noise=1)", federation)
     if isinstance(result, UsageError):
         assert "+dp cannot be: " in str(result)
-        assert name not in RUN
+        assert name not in SUPPORTED
         return
-    told = result.summary["privacy"]
-    assert told["unprotected"] == []
-    assert result.model("north").theta  # also where the server keeps nothing but its wrapping
+    guarantee = result.summary["privacy"]
+    assert guarantee["unprotected"] == []
+    assert result.model("north").theta  # also where the server has no state of the host
     if name == "solo":
-        assert told["epsilon"] == 0
+        assert guarantee["epsilon"] == 0
         return
-    assert told["unit"] == "record"
-    # What was accounted for before each call is what was trained, and what a plan says.
+    assert guarantee["unit"] == "record"
+    # The steps accounted for before each call equal the steps trained, and the plan's guarantee.
     rows = [row for row in result.privacy if row.mechanism == "gaussian"]
     assert sum(row.steps for row in rows) == result.summary["steps"]
-    planned = result.job.privacy.guarantees()
-    assert planned["parties"] == told["parties"]
+    planned_guarantee = result.job.privacy.guarantees()
+    assert planned_guarantee["parties"] == guarantee["parties"]
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED.items())
-def test_what_cannot_be_private_says_why(
+def test_unsupported_methods_are_refused(
     text: str, why: str, federation: comity.Federation
 ) -> None:
     with pytest.raises(UsageError, match=why):
@@ -100,7 +98,7 @@ def test_a_network_with_batchnorm_is_refused(federation: comity.Federation) -> N
         run("fedavg+dp(noise=1)", federation, model="fedbn-cnn(scale=0.06)")
 
 
-PEEKS = {
+BYPASSES = {
     "looks at samples": ("len(party.data.train.y.unique())", "reads a party's samples itself"),
     "folds": ("await party.fold(lambda s, b: s, m.theta, key)", "takes steps of its own"),
     "brings samples": (
@@ -114,11 +112,11 @@ PEEKS = {
 }
 
 
-@pytest.mark.parametrize("peek", PEEKS)
-def test_what_goes_around_the_trainer_is_refused_and_not_ignored(
-    peek: str, federation: comity.Federation, tmp_path: Path
+@pytest.mark.parametrize("bypass", BYPASSES)
+def test_method_that_bypasses_dp_sgd_is_refused(
+    bypass: str, federation: comity.Federation, tmp_path: Path
 ) -> None:
-    line, why = PEEKS[peek]
+    line, why = BYPASSES[bypass]
     method = tmp_path / "peeking.py"
     method.write_text(
         f'''"""FedAvg that does something else, too."""
@@ -129,75 +127,83 @@ from comity.core import *
 @algorithm
 class Peeking(FedAvg):
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         {line}
-        return await super().local(mine, m, party, key)
+        return await super().local(state, m, party, key)
 '''
     )
     with pytest.raises(comity.ComityError, match=why):
         run(f"{method}+dp(noise=1)", federation)
 
 
-def test_rows_of_a_private_model_are_records(
+def test_noise_on_rows_of_a_private_model_protects_records(
     federation: comity.Federation, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """ADCOL whose encoders are trained privately: then noise on a row protects the record that it
-    is of.
-    """
+    """If ADCOL's encoders are trained with DP-SGD, noise on a row protects its record."""
     text = "adcol(noise=gauss_l2,epsilon=1,delta=1e-5,disc=linear)"
     with pytest.warns(UserWarning, match="protects a row"):
         rows = run(text, federation, rounds=1)
     recwarn.clear()
-    both = run(f"{text}+dp(noise=2)", federation, rounds=1)
+    adcol_dp_run = run(f"{text}+dp(noise=2)", federation, rounds=1)
     assert not [warning for warning in recwarn if "row" in str(warning.message)]
-    trained = run("fedavg+dp(noise=2)", federation, rounds=1)
-    alone, together, models = (result.summary["privacy"] for result in (rows, both, trained))
-    assert (alone["unit"], together["unit"], together["unprotected"]) == ("row", "record", [])
-    assert (
-        max(alone["epsilon"], models["epsilon"])
-        < together["epsilon"]
-        < alone["epsilon"] + models["epsilon"]
+    fedavg_run = run("fedavg+dp(noise=2)", federation, rounds=1)
+    row_guarantee, record_guarantee, model_guarantee = (
+        result.summary["privacy"] for result in (rows, adcol_dp_run, fedavg_run)
     )
-    assert {row.release for row in both.privacy} == {"Reps.z", "Reps.z, Reps.shared"}
+    assert (row_guarantee["unit"], record_guarantee["unit"], record_guarantee["unprotected"]) == (
+        "row",
+        "record",
+        [],
+    )
+    assert (
+        max(row_guarantee["epsilon"], model_guarantee["epsilon"])
+        < record_guarantee["epsilon"]
+        < row_guarantee["epsilon"] + model_guarantee["epsilon"]
+    )
+    assert {row.release for row in adcol_dp_run.privacy} == {"Reps.z", "Reps.z, Reps.shared"}
 
 
 # --- Parties
 
 
-def test_a_partys_change_is_clipped_and_the_mean_noised(federation: comity.Federation) -> None:
+def test_party_level_clips_updates_and_adds_noise_to_the_mean(
+    federation: comity.Federation,
+) -> None:
     result = run("fedavg+dp(level=party,noise=0,clip=0.01)", federation, rounds=1)
     before = result.job.algorithm.init_server(result.job.root.fold("init"), result.job.info).host
     after = result.model("north").theta
-    moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
-    assert moved.norm().item() <= 0.01 * (1 + 1e-4)
-    noisy = (
+    change = torch.cat([(after[name] - before[name]).flatten() for name in before])
+    assert change.norm().item() <= 0.01 * (1 + 1e-4)
+    noisy_theta = (
         run("fedavg+dp(level=party,noise=3,clip=0.01)", federation, rounds=1).model("north").theta
     )
-    spread = torch.cat([(noisy[name] - after[name]).flatten() for name in before]).std().item()
+    spread = (
+        torch.cat([(noisy_theta[name] - after[name]).flatten() for name in before]).std().item()
+    )
     assert spread == pytest.approx(3 * 0.01 / 3, rel=0.1)
 
 
-def test_what_a_trusted_server_makes_known_is_a_partys(federation: comity.Federation) -> None:
-    whole = run("fedavg+dp(level=party,noise=4)", federation).summary["privacy"]
-    assert whole["epsilon"] == "infinite"
-    assert whole["trusted_server"]["unit"] == "party"
-    drawn = run("fedavg+dp(level=party,noise=4)", federation, participation=0.34).summary[
+def test_party_level_guarantee_with_a_trusted_server(federation: comity.Federation) -> None:
+    guarantee = run("fedavg+dp(level=party,noise=4)", federation).summary["privacy"]
+    assert guarantee["epsilon"] == "infinite"
+    assert guarantee["trusted_server"]["unit"] == "party"
+    amplified = run("fedavg+dp(level=party,noise=4)", federation, participation=0.34).summary[
         "privacy"
     ]["trusted_server"]
-    open_ = run(
+    without_amplification = run(
         "fedavg+dp(level=party,noise=4,amplify=false)", federation, participation=0.34
     ).summary["privacy"]
-    assert drawn["neighbours"] == "replaced"
-    assert len(drawn["parties"]) == 3  # all may have been drawn
-    assert len(open_["trusted_server"]["parties"]) <= 2  # only who was drawn has anything to lose
+    assert amplified["neighbours"] == "replaced"
+    assert len(amplified["parties"]) == 3  # each may have been sampled
+    assert (
+        len(without_amplification["trusted_server"]["parties"]) <= 2
+    )  # only sampled parties have a cost
 
 
 # --- Budgets
 
 
-def test_a_budget_finds_the_noise_and_is_kept_to(
-    federation: comity.Federation, tmp_path: Path
-) -> None:
+def test_noise_is_solved_from_a_budget(federation: comity.Federation, tmp_path: Path) -> None:
     result = run("fedavg+dp", federation, budget="epsilon=4,delta=1e-5", out=tmp_path / "run")
     assert 3.9 < result.summary["privacy"]["epsilon"] <= 4
     assert result.job.experiment.set["dp.noise"] > 0.5
@@ -206,25 +212,29 @@ def test_a_budget_finds_the_noise_and_is_kept_to(
         extend(tmp_path / "run", 4)
 
 
-def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_resumed(
+def test_run_and_resumed_run_stop_before_they_exceed_the_budget(
     federation: comity.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
-    alone = run("fedavg+dp(noise=2)", federation, rounds=1).summary["privacy"]["epsilon"]
-    settings: dict[str, Any] = {"rounds": 9, "budget": f"epsilon={1.9 * alone:.3f}"}
-    whole = run("fedavg+dp(noise=2)", federation, out=tmp_path / "whole", **settings)
-    assert 1 < whole.summary["rounds"] < 9
-    assert whole.summary["privacy"]["epsilon"] <= 1.9 * alone
-    assert "privacy budget" in whole.summary["discarded"][0]["why"]
-    asked = {row.round for row in whole.ledger if row.call == "local"}
-    assert max(asked) == whole.summary["rounds"] - 1  # in the last round nobody was asked
+    epsilon_of_one_round = run("fedavg+dp(noise=2)", federation, rounds=1).summary["privacy"][
+        "epsilon"
+    ]
+    settings: dict[str, Any] = {"rounds": 9, "budget": f"epsilon={1.9 * epsilon_of_one_round:.3f}"}
+    uninterrupted_run = run("fedavg+dp(noise=2)", federation, out=tmp_path / "whole", **settings)
+    assert 1 < uninterrupted_run.summary["rounds"] < 9
+    assert uninterrupted_run.summary["privacy"]["epsilon"] <= 1.9 * epsilon_of_one_round
+    assert "privacy budget" in uninterrupted_run.summary["discarded"][0]["why"]
+    called_rounds = {row.round for row in uninterrupted_run.ledger if row.call == "local"}
+    assert (
+        max(called_rounds) == uninterrupted_run.summary["rounds"] - 1
+    )  # no calls in the last round
 
     class Stop(Exception):
         pass
 
     from comity.runs.server_run import Quiet
 
-    class Stopped(Quiet):
+    class StopAfterRound2(Quiet):
         def round(self, t: int, figure: float | None, ledger: Any) -> None:
             if t == 2:
                 raise Stop
@@ -234,7 +244,7 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
             "fedavg+dp(noise=2)",
             federation,
             out=tmp_path / "stopped",
-            progress=Stopped(),
+            progress=StopAfterRound2(),
             **settings,
         )
     run("fedavg+dp(noise=2)", federation, out=tmp_path / "stopped", resume=True, **settings)
@@ -253,14 +263,14 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
         ("fedavg+dp", "eps=1", "There is no option of budget called 'eps'"),
     ],
 )
-def test_bad_budgets(
+def test_invalid_budgets_are_refused(
     text: str, budget: str | None, why: str, federation: comity.Federation
 ) -> None:
     with pytest.raises(UsageError, match=why):
         run(text, federation, budget=budget)
 
 
-def test_an_account_is_the_same_without_the_extra_but_for_a_looser_bound(
+def test_account_without_dp_accounting_is_looser(
     federation: comity.Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from comity.privacy import composition
@@ -275,9 +285,9 @@ def test_an_account_is_the_same_without_the_extra_but_for_a_looser_bound(
     assert "looser" in loose["assumptions"][-1]
 
 
-def test_the_chain_is_what_it_was(federation: comity.Federation) -> None:
-    made = algorithms.compose("fedprox+prbm+dp(noise=1)")
-    assert [type(one).__name__ for one in chain(made)] == ["Dp", "Prbm", "FedProx"]
+def test_dp_around_another_wrapper(federation: comity.Federation) -> None:
+    method = algorithms.compose("fedprox+prbm+dp(noise=1)")
+    assert [type(part).__name__ for part in chain(method)] == ["Dp", "Prbm", "FedProx"]
     assert math.isfinite(
         run("fedprox+prbm+dp(noise=1)", federation, rounds=1).summary["privacy"]["epsilon"]
     )

@@ -1,5 +1,6 @@
 """Secure aggregation between honest sites and an honest server: the mean is right or the round is
-refused, whoever is lost; secret sharing, encoding and noise do what their docstrings state.
+refused, whichever sites are lost; secret sharing, encoding and noise do what their docstrings
+state.
 
 What a malicious server can do is in tests/adversary/test_secure_aggregation_attacks.py.
 """
@@ -92,14 +93,16 @@ def test_weights_are_in_the_masked_reply() -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("lost", [1, 2, 3])
-def test_sites_lost_at_each_step(step: int, lost: int) -> None:
+@pytest.mark.parametrize("lost_count", [1, 2, 3])
+def test_sites_lost_at_each_step(step: int, lost_count: int) -> None:
     """Six sites with a threshold of 4: two may be lost."""
     names = names_of(6)
     replies = replies_of(names)
-    secure = SecureRound(terms_of(names, replies), lost=dict.fromkeys(names[1 : 1 + lost], step))
+    secure = SecureRound(
+        terms_of(names, replies), lost=dict.fromkeys(names[1 : 1 + lost_count], step)
+    )
     assert secure.terms.threshold == 4
-    if lost > 2:
+    if lost_count > 2:
         with pytest.raises(SecureAggregationError, match=r"3 sites .*, and 4 must"):
             secure.all_steps(replies)
         return
@@ -116,9 +119,9 @@ def plans(draw: st.DrawFn) -> tuple[int, int, int, dict[int, int], list[float]]:
     sites = draw(st.integers(1, 8))
     colluders = draw(st.integers(0, 3))
     threshold = draw(st.integers(0, sites + 1))
-    lost = draw(st.dictionaries(st.integers(0, sites - 1), st.integers(1, 5), max_size=sites))
+    loss_steps = draw(st.dictionaries(st.integers(0, sites - 1), st.integers(1, 5), max_size=sites))
     weights = draw(st.lists(st.integers(0, 100).map(float), min_size=sites, max_size=sites))
-    return sites, colluders, threshold, lost, weights
+    return sites, colluders, threshold, loss_steps, weights
 
 
 @given(plans())
@@ -129,15 +132,15 @@ def test_the_right_mean_or_a_refusal(
     """A round is refused if, and only if, its terms are invalid, too few sites remain at a step, or
     no weight is above 0.
     """
-    sites, colluders, threshold, lost, all_weights = plan
+    sites, colluders, threshold, loss_steps, all_weights = plan
     names = names_of(sites)
     replies = replies_of(names, size=1)
     weights = dict(zip(names, all_weights, strict=True))
-    valid = 2 * threshold > sites + colluders and colluders + 2 <= threshold <= sites
-    losses = {names[i]: step for i, step in lost.items()}
+    are_terms_valid = 2 * threshold > sites + colluders and colluders + 2 <= threshold <= sites
+    losses = {names[i]: step for i, step in loss_steps.items()}
     remaining = [[name for name in names if losses.get(name, 9) > step] for step in STEPS]
     in_sum = remaining[2]
-    enough = all(len(names_left) >= threshold for names_left in remaining)
+    enough_sites = all(len(names_left) >= threshold for names_left in remaining)
     try:
         layout = Layout.of(replies[names[0]])
         encoding = Encoding(layout, 1.0, Encoding.largest_scale(1.0, sites), 100.0)
@@ -145,10 +148,10 @@ def test_the_right_mean_or_a_refusal(
         terms = Terms("run", call, "model", names, threshold, colluders, encoding)
         result = SecureRound(terms, lost=losses).all_steps(replies, weights)
     except ComityError:
-        assert not (valid and enough and any(weights[name] > 0 for name in in_sum))
+        assert not (are_terms_valid and enough_sites and any(weights[name] > 0 for name in in_sum))
         return
-    assert valid
-    assert enough
+    assert are_terms_valid
+    assert enough_sites
     assert result.survivors == in_sum
     total = sum(weights[name] for name in in_sum)
     assert result.weight == pytest.approx(total, rel=1e-6)
@@ -163,11 +166,11 @@ def test_no_mask_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     keys_at_sites: list[bytes] = []
     original = masks.key_stream
 
-    def watched(key: bytes) -> Any:
+    def record_key(key: bytes) -> Any:
         keys_at_sites.append(key)
         return original(key)
 
-    monkeypatch.setattr(masks, "key_stream", watched)
+    monkeypatch.setattr(masks, "key_stream", record_key)
     names = names_of(5)
     replies = replies_of(names)
     signatories = identities(names)
@@ -182,23 +185,23 @@ def test_no_mask_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pairs_key_is_bound_to_pair_and_round() -> None:
-    one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
-    publics = [key.public_key().public_bytes_raw().hex() for key in (one, other)]
-    key = masks.pair_key(one, publics[1], b"context", "a", "b")
-    assert masks.pair_key(other, publics[0], b"context", "b", "a") == key
-    others = {
-        masks.pair_key(one, publics[1], b"context", "a", "c"),
-        masks.pair_key(one, publics[1], b"another context", "a", "b"),
-        masks.agree(one, publics[1], "shares", b"context", "a", "b"),
-        masks.pair_key(one, publics[1], b"context", "", "ab"),
+    first_key, second_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    publics = [key.public_key().public_bytes_raw().hex() for key in (first_key, second_key)]
+    key = masks.pair_key(first_key, publics[1], b"context", "a", "b")
+    assert masks.pair_key(second_key, publics[0], b"context", "b", "a") == key
+    other_keys = {
+        masks.pair_key(first_key, publics[1], b"context", "a", "c"),
+        masks.pair_key(first_key, publics[1], b"another context", "a", "b"),
+        masks.agree(first_key, publics[1], "shares", b"context", "a", "b"),
+        masks.pair_key(first_key, publics[1], b"context", "", "ab"),
     }
-    assert len(others | {key}) == 5
+    assert len(other_keys | {key}) == 5
     terms = [
         terms_of(names_of(3), replies_of(names_of(3)), round=round, run=run)
         for round in (1, 2)
         for run in ("a", "b")
     ]
-    assert len({context_of(each, {}) for each in terms}) == 4
+    assert len({context_of(round_terms, {}) for round_terms in terms}) == 4
 
 
 def test_all_keys_are_fresh() -> None:
@@ -414,11 +417,11 @@ def test_any_shares_of_the_threshold_give_the_secret(
 ) -> None:
     points = random.sample(range(1, 100), 8)
     shares = shamir.split(secret, threshold, points)
-    some = random.sample(points, threshold)
-    assert shamir.join({x: shares[x] for x in some}, threshold) == secret
+    chosen_points = random.sample(points, threshold)
+    assert shamir.join({x: shares[x] for x in chosen_points}, threshold) == secret
     assert all(len(share) == shamir.SHARE for share in shares.values())
     with pytest.raises(SecureAggregationError, match=f"needs {threshold} shares"):
-        shamir.join({x: shares[x] for x in some[1:]}, threshold)
+        shamir.join({x: shares[x] for x in chosen_points[1:]}, threshold)
 
 
 @pytest.mark.parametrize("threshold", range(2, 9))
@@ -448,7 +451,7 @@ def test_extreme_secrets(secret: bytes) -> None:
 def test_fewer_shares_fit_every_secret() -> None:
     """With t - 1 shares, each other secret has a polynomial through them."""
     shares = shamir.split(b"s" * 32, 3, range(1, 6))
-    known = {1: shares[1], 2: shares[2]}
+    known_shares = {1: shares[1], 2: shares[2]}
     for guess in (b"s" * 32, b"x" * 32, bytes(32)):
         # The third share that would make it so: Lagrange interpolation through (0, guess).
         x, y = [0, 1, 2], [int.from_bytes(part, "big") for part in (guess, shares[1], shares[2])]
@@ -458,7 +461,7 @@ def test_fewer_shares_fit_every_secret() -> None:
             denominator = math.prod(x[i] - x[j] for j in range(3) if j != i)
             third += y[i] * numerator * pow(denominator, -1, shamir.PRIME)
         share = (third % shamir.PRIME).to_bytes(shamir.SHARE, "big")
-        assert shamir.join(known | {3: share}, 3) == guess
+        assert shamir.join(known_shares | {3: share}, 3) == guess
 
 
 @pytest.mark.parametrize(
@@ -579,17 +582,18 @@ def test_noise_is_discrete_gaussian(sigma: float) -> None:
     mass = np.exp(-(values**2) / (2 * sigma**2))
     expected = count * mass / mass.sum()
     observed = np.array([(samples == value).sum() for value in values])
-    often = expected >= 20
-    rest = [expected[~often].sum()], [observed[~often].sum()]
+    is_frequent = expected >= 20
+    other_values = [expected[~is_frequent].sum()], [observed[~is_frequent].sum()]
     statistic = stats.chisquare(
-        np.append(observed[often], rest[1]), np.append(expected[often], rest[0])
+        np.append(observed[is_frequent], other_values[1]),
+        np.append(expected[is_frequent], other_values[0]),
     )
     assert statistic.pvalue > 1e-6
     assert samples.var() == pytest.approx(sigma**2, rel=0.02)
 
 
 def test_low_bits_decide_where_high_bits_are_equal() -> None:
-    """The far tail: all entries with equal high bits, told apart by 64 more bits."""
+    """The far tail: all entries have equal high bits and are distinguished by 64 more bits."""
     table = noise.tail_table(4.0)
     far = int((table.high == 0).sum())
     assert far > 5
@@ -624,31 +628,31 @@ def test_low_bits_decide_where_high_bits_are_equal() -> None:
 
 
 def test_noise_depends_on_its_key_only() -> None:
-    one, same, other = (
+    first, repeated, of_other_key = (
         noise.discrete_gaussian(key * 32, 100_000, 50.0) for key in (b"a", b"a", b"b")
     )
-    assert (one == same).all()
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
-    assert (noise.discrete_gaussian(b"a" * 32, 70_000, 50.0) == one[:70_000]).all()
+    assert (first == repeated).all()
+    assert abs(np.corrcoef(first, of_other_key)[0, 1]) < 0.02
+    assert (noise.discrete_gaussian(b"a" * 32, 70_000, 50.0) == first[:70_000]).all()
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_noise_on_the_sum(lost: int) -> None:
+@pytest.mark.parametrize("lost_count", [0, 2])
+def test_noise_on_the_sum(lost_count: int) -> None:
     """At the fewest survivors, the honest ones among them add the declared variance; with more
     survivors there is more.
     """
     names = names_of(6)
     replies = {name: {"x": torch.zeros(100_000)} for name in names}
     terms = terms_of(names, replies, 1, 4, scale=2000.0, noise=1.5)
-    losses = dict.fromkeys(names[:lost], 3)
+    losses = dict.fromkeys(names[:lost_count], 3)
     result = SecureRound(terms, lost=losses).all_steps(replies)
-    survivors = 6 - lost
+    survivors = 6 - lost_count
     encoding = terms.encoding
     on_sum = result.mean["x"].double() * survivors * encoding.scale
-    declared = encoding.noise * encoding.sensitivity
+    declared_sigma = encoding.noise * encoding.sensitivity
     honest = terms.threshold - terms.colluders
-    assert on_sum.var().item() == pytest.approx(declared**2 * survivors / honest, rel=0.03)
-    assert encoding.sigma(4, 1) ** 2 * honest == pytest.approx(declared**2)
+    assert on_sum.var().item() == pytest.approx(declared_sigma**2 * survivors / honest, rel=0.03)
+    assert encoding.sigma(4, 1) ** 2 * honest == pytest.approx(declared_sigma**2)
     assert encoding.sensitivity == 2000 + math.sqrt(100_000) / 2
 
 
@@ -687,6 +691,6 @@ def test_privacy_of_the_noisy_sum() -> None:
         total = np.convolve(total, mass)
     delta = 1e-5
     epsilon = sampled_gaussian_epsilon(1.0, multiplier, 1, delta)
-    moved, still = np.append(np.zeros(shift), total), np.append(total, np.zeros(shift))
-    assert np.maximum(moved - math.exp(epsilon) * still, 0).sum() < delta
-    assert np.maximum(moved - math.exp(epsilon / 3) * still, 0).sum() > delta
+    shifted, unshifted = np.append(np.zeros(shift), total), np.append(total, np.zeros(shift))
+    assert np.maximum(shifted - math.exp(epsilon) * unshifted, 0).sum() < delta
+    assert np.maximum(shifted - math.exp(epsilon / 3) * unshifted, 0).sum() > delta

@@ -1,4 +1,6 @@
-"""Vega's code is a megabyte, the same in every page: tests that do not look at it go without."""
+"""Fixtures of the tests of reports: pages are small, and without Vega's megabyte of code by
+default.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def light(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without the library, and maps of a few samples."""
+def small_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write pages without Vega, unless the test has `library`; draw maps of a few samples."""
     monkeypatch.setattr(space, "SAMPLES", 24)
     if "library" not in request.fixturenames:
         monkeypatch.setattr(page, "library", lambda: "/* Vega */")
@@ -21,5 +23,5 @@ def light(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def library() -> str:
-    """Pages of this test have the library, which is this."""
+    """Vega's code; pages of a test with this fixture contain it."""
     return page.library()

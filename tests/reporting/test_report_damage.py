@@ -1,6 +1,4 @@
-"""Whatever has happened to a run's files, the page is written, says what is wrong, and shows the
-rest.
-"""
+"""Reports of damaged runs: the page is written, names each damaged file, and shows the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from written import SMALL, Written, compared, without_checksums
+from report_page import SMALL, ReportPage, run_comparison, without_checksums
 
 from comity import run
 from comity.reporting import build_sections, report
@@ -42,27 +40,27 @@ SHAPES = (
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def comparison_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    compared(folder, ["fedavg"])
-    assert not read(folder).notes
+    run_comparison(folder, ["fedavg"])
+    assert not quick_page(folder).notes
     return folder
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
+def folder(comparison_folder: Path, tmp_path: Path) -> Path:
     """A comparison of SOLO and FedAvg, to be damaged."""
-    return Path(shutil.copytree(whole, tmp_path / "it"))
+    return Path(shutil.copytree(comparison_folder, tmp_path / "it"))
 
 
-def read(folder: Path) -> Written:
-    return Written(report(folder, quick=True))
+def quick_page(folder: Path) -> ReportPage:
+    return ReportPage(report(folder, quick=True))
 
 
-def told(page: Written, name: str) -> bool:
-    """Whether a note names the file; no section is lost, and SOLO is still in the table."""
-    assert not page.broken, page.notes
-    assert [len(some) for some in page.sections.values()] == [7]
+def is_reported(page: ReportPage, name: str) -> bool:
+    """Whether a note names the file; no section may be missing, and SOLO must be in the table."""
+    assert not page.failed_sections, page.notes
+    assert [len(sections) for sections in page.sections.values()] == [7]
     assert page.table("accuracy")[0]["method"] in ("solo", "fedavg")
     assert {row["method"] for row in page.table("accuracy")} == {"solo", "fedavg"}
     assert "accuracy-by-round" in {chart["name"] for chart in page.charts.values()}
@@ -71,7 +69,7 @@ def told(page: Written, name: str) -> bool:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", ["missing", "empty", "garbage", "cut", "a folder"])
-def test_a_damaged_file(name: str, how: str, folder: Path) -> None:
+def test_damaged_file_is_reported(name: str, how: str, folder: Path) -> None:
     path = folder / "fedavg" / "seed-0" / name
     body = path.read_bytes()
     path.unlink()
@@ -79,39 +77,41 @@ def test_a_damaged_file(name: str, how: str, folder: Path) -> None:
         path.mkdir()
     elif how != "missing":
         path.write_bytes({"empty": b"", "garbage": GARBAGE, "cut": body[: len(body) // 2 + 1]}[how])
-    page = read(folder)
+    page = quick_page(folder)
     if (name, how) == ("summary.json", "missing"):
-        assert told(page, "comity resume")
+        assert is_reported(page, "comity resume")
         assert "fedavg, seed 0, is not finished: it has 2 of 2 rounds." in page.words
     else:
-        whole = (name, how) == ("config.toml", "empty")  # every setting has a default
-        assert told(
+        has_defaults = (name, how) == ("config.toml", "empty")  # every setting has a default
+        assert is_reported(
             page,
             f"{name}"
-            f" {'and env.json do not agree' if whole else f'is {how}' if how == 'missing' else 'is damaged'}",
+            f" {'and env.json do not agree' if has_defaults else f'is {how}' if how == 'missing' else 'is damaged'}",
         )
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "ledger.csv", "outcomes.csv"])
-def test_a_table_cut_between_two_lines(name: str, folder: Path) -> None:
-    """It looks whole, but its figures are not the summary's."""
+def test_truncated_table_is_reported(name: str, folder: Path) -> None:
+    """The table is well-formed, but its figures differ from the summary's."""
     path = folder / "fedavg" / "seed-0" / name
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     last = {"metrics.csv": -7, "ledger.csv": -9, "outcomes.csv": -2}[name]
     path.write_text("".join(lines[:last]), encoding="utf-8")
-    page = read(folder)
-    assert told(page, f"{name} is damaged") or told(page, f"{name} and summary.json do not agree")
+    page = quick_page(folder)
+    assert is_reported(page, f"{name} is damaged") or is_reported(
+        page, f"{name} and summary.json do not agree"
+    )
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "ledger.csv", "outcomes.csv"])
-def test_a_table_without_rows(name: str, folder: Path) -> None:
+def test_table_without_rows_is_reported(name: str, folder: Path) -> None:
     path = folder / "fedavg" / "seed-0" / name
     path.write_text(path.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
-    assert told(read(folder), f"{name} is damaged")
+    assert is_reported(quick_page(folder), f"{name} is damaged")
 
 
-def test_a_summary_of_an_earlier_version(folder: Path) -> None:
-    """What the contract names is enough."""
+def test_summary_of_an_earlier_version_is_read(folder: Path) -> None:
+    """Optional entries may be missing."""
     path = folder / "fedavg" / "seed-0" / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(
@@ -119,14 +119,14 @@ def test_a_summary_of_an_earlier_version(folder: Path) -> None:
         encoding="utf-8",
     )
     without_checksums(folder)
-    assert not read(folder).notes
+    assert not quick_page(folder).notes
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s[:20])
 @pytest.mark.parametrize("name", ["summary.json", "split.json", "config.toml", "metrics.csv"])
-def test_another_shape(name: str, shape: str, folder: Path) -> None:
+def test_file_with_another_structure_is_reported(name: str, shape: str, folder: Path) -> None:
     (folder / "fedavg" / "seed-0" / name).write_text(shape, encoding="utf-8")
-    assert told(read(folder), f"{name} is damaged")
+    assert is_reported(quick_page(folder), f"{name} is damaged")
 
 
 PLACES = [
@@ -140,7 +140,9 @@ PLACES = [
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", [None, "x", {}, {"p0": None}, float("nan"), 7])
-def test_a_summary_with_a_wrong_value(place: tuple[str, ...], value: object, folder: Path) -> None:
+def test_wrong_value_in_a_summary_is_reported(
+    place: tuple[str, ...], value: object, folder: Path
+) -> None:
     path = folder / "fedavg" / "seed-0" / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
     inner = summary
@@ -148,11 +150,11 @@ def test_a_summary_with_a_wrong_value(place: tuple[str, ...], value: object, fol
         inner = inner[step]
     inner[place[-1]] = value
     path.write_text(json.dumps(summary), encoding="utf-8")
-    page = read(folder)
-    escape_terminal = (place[-1] == "diverged" and value in ("x", {}, {"p0": None})) or (
+    page = quick_page(folder)
+    is_harmless = (place[-1] == "diverged" and value in ("x", {}, {"p0": None})) or (
         place[0] == "seconds" and value == 7
     )
-    assert told(page, "summary.json") or escape_terminal
+    assert is_reported(page, "summary.json") or is_harmless
     assert "nan" not in page.words.lower()
 
 
@@ -160,19 +162,17 @@ def test_a_summary_with_a_wrong_value(place: tuple[str, ...], value: object, fol
 @pytest.mark.parametrize(
     "shape", ["[]", '{"layers": 3}', '{"layers": {"fc1": {"after": {}}}}', "[[1, 2]]"]
 )
-def test_files_of_which_little_is_asked(name: str, shape: str, folder: Path) -> None:
+def test_optional_files_with_another_structure(name: str, shape: str, folder: Path) -> None:
     (folder / "fedavg" / "seed-0" / name).write_text(shape, encoding="utf-8")
-    page = read(folder)
-    assert not page.broken
+    page = quick_page(folder)
+    assert not page.failed_sections
     bad = name == "measures.json" and "layers" in shape
     assert any("measures.json of fedavg, seed 0, is damaged" in note for note in page.notes) == bad
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_values_that_are_no_numbers(value: str, folder: Path) -> None:
-    """A loss may be anything; of an accuracy, an overlap or an effect that is no number nothing is
-    drawn.
-    """
+def test_values_that_are_not_finite_are_not_drawn(value: str, folder: Path) -> None:
+    """An accuracy, an overlap or an effect that is not finite is not drawn; a loss may be anything."""
     metrics = folder / "fedavg" / "seed-0" / "metrics.csv"
     text = metrics.read_text(encoding="utf-8").replace(
         "0,p0,test,accuracy,", f"0,p0,test,accuracy,{value}\n9,p0,test,loss,"
@@ -184,8 +184,8 @@ def test_values_that_are_no_numbers(value: str, folder: Path) -> None:
     (folder / "leave-one-out.csv").write_text(
         f"{HEADS}\nfedavg,p0,p1,{value},0,0\n", encoding="utf-8"
     )
-    page = read(folder)
-    assert not page.broken
+    page = quick_page(folder)
+    assert not page.failed_sections
     assert not any(word in page.words for word in ("nan", "inf%"))
     assert any("leave-one-out.csv is damaged" in note for note in page.notes)
 
@@ -193,33 +193,33 @@ def test_values_that_are_no_numbers(value: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "body", [b"", GARBAGE, b"a,b\n1,2\n", f"{HEADS}\nfedavg,p0,p1,x,0,0\n".encode(), b"method,left"]
 )
-def test_who_helps_whom(body: bytes, folder: Path) -> None:
+def test_damaged_leave_one_out_table_is_reported(body: bytes, folder: Path) -> None:
     (folder / "leave-one-out.csv").write_bytes(body)
-    page = read(folder)
+    page = quick_page(folder)
     assert any("leave-one-out.csv is damaged" in note for note in page.notes)
-    assert not page.broken
+    assert not page.failed_sections
 
 
 @pytest.mark.parametrize("body", [b"", GARBAGE, b"a,b\n1\n1,2,3\n", b'"' + b"x" * 200_000])
-def test_a_papers_table(body: bytes, folder: Path) -> None:
+def test_damaged_table_of_a_paper_is_reported(body: bytes, folder: Path) -> None:
     (folder / "table.csv").write_bytes(body)
-    page = read(folder)
-    assert not page.broken
+    page = quick_page(folder)
+    assert not page.failed_sections
     assert any("table.csv is damaged" in note for note in page.notes)
 
 
-def test_a_run_that_is_still_writing(folder: Path) -> None:
-    """Half a line at the end is no damage while a run goes on, and is not read."""
-    made = folder / "fedavg" / "seed-0"
-    (made / "summary.json").unlink()
+def test_incomplete_last_line_of_a_running_run_is_ignored(folder: Path) -> None:
+    """While a run is in progress, an incomplete last line is not read and not reported."""
+    run_folder = folder / "fedavg" / "seed-0"
+    (run_folder / "summary.json").unlink()
     for name, more in (
         ("metrics.csv", "2,p2,test,accuracy,0."),
         ("ledger.csv", "2,local,ser"),
         ("timing.csv", "2,0.1"),
     ):
-        with (made / name).open("a", encoding="utf-8") as file:
+        with (run_folder / name).open("a", encoding="utf-8") as file:
             file.write(more)
-    page = read(folder)
+    page = quick_page(folder)
     assert len(page.notes) == 1
     assert "is not finished" in page.notes[0]
 
@@ -227,40 +227,40 @@ def test_a_run_that_is_still_writing(folder: Path) -> None:
 @pytest.mark.parametrize(
     "body", [b"", GARBAGE, b"round,train,evaluate,checkpoint,memory\nnan,0,0,0,0\n", None]
 )
-def test_the_times_of_a_run_that_goes_on(body: bytes | None, folder: Path) -> None:
-    made = folder / "fedavg" / "seed-0"
-    (made / "summary.json").unlink()
-    (made / "timing.csv").unlink()
+def test_damaged_timing_of_a_running_run_is_reported(body: bytes | None, folder: Path) -> None:
+    run_folder = folder / "fedavg" / "seed-0"
+    (run_folder / "summary.json").unlink()
+    (run_folder / "timing.csv").unlink()
     if body is not None:
-        (made / "timing.csv").write_bytes(body)
-    page = read(folder)
-    assert told(page, "timing.csv is missing" if body is None else "timing.csv is damaged")
+        (run_folder / "timing.csv").write_bytes(body)
+    page = quick_page(folder)
+    assert is_reported(page, "timing.csv is missing" if body is None else "timing.csv is damaged")
     assert "it has 2 of 2 rounds" in page.words
 
 
-def test_everything_is_damaged(folder: Path) -> None:
+def test_page_when_every_file_is_damaged(folder: Path) -> None:
     for name in FILES:
         for method in ("solo", "fedavg"):
             (folder / method / "seed-0" / name).write_bytes(GARBAGE)
-    page = read(folder)
-    assert not page.broken
-    known = [
+    page = quick_page(folder)
+    assert not page.failed_sections
+    expected_notes = [
         f"{m}/seed-0: {n} is damaged."
         for m in ("solo", "fedavg")
         for n in ("config.toml", "metrics.csv", "summary.json")
     ]
-    assert set(known) <= set(page.notes)
+    assert set(expected_notes) <= set(page.notes)
 
 
 @pytest.mark.parametrize(
     "name", ["config.toml", "env.json", "split.json", "checkpoints/manifest.json", "checkpoints"]
 )
-def test_data_or_models_that_cannot_be_opened(name: str, folder: Path, tmp_path: Path) -> None:
+def test_unreadable_data_or_models_are_reported(name: str, folder: Path, tmp_path: Path) -> None:
     for method in ("solo", "fedavg"):
         path = folder / method / "seed-0" / name
         shutil.rmtree(path) if path.is_dir() else path.write_bytes(b"[]")
-    page = Written(report(folder))
-    assert not page.broken
+    page = ReportPage(report(folder))
+    assert not page.failed_sections
     if "checkpoints" in name:
         assert "classes" in page.content["data"]
     else:
@@ -281,16 +281,16 @@ def test_data_or_models_that_cannot_be_opened(name: str, folder: Path, tmp_path:
     name=st.sampled_from([*FILES, "measures.json"]),
     at=st.floats(0, 1),
     length=st.integers(0, 40),
-    put=st.binary(max_size=30),
+    replacement=st.binary(max_size=30),
 )
-def test_bytes_changed_anywhere(
-    name: str, at: float, length: int, put: bytes, folder: Path
+def test_random_damage_breaks_no_section(
+    name: str, at: float, length: int, replacement: bytes, folder: Path
 ) -> None:
-    """Some bytes of a file replaced by others."""
+    """Some bytes of a file are replaced by others."""
     path = folder / "fedavg" / "seed-0" / name
     before = path.read_bytes() if path.exists() else b'{"layers": {}}'
     k = int(at * len(before))
-    path.write_bytes(before[:k] + put + before[k + length :])
+    path.write_bytes(before[:k] + replacement + before[k + length :])
     try:
         (group,) = gather(folder)
         texts = [
@@ -304,9 +304,9 @@ def test_bytes_changed_anywhere(
         path.write_bytes(before)
 
 
-def test_a_single_run(tmp_path: Path) -> None:
+def test_damaged_single_run_is_reported(tmp_path: Path) -> None:
     run("fedavg", out=tmp_path, **SMALL)
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
-    page = read(tmp_path)
+    page = quick_page(tmp_path)
     assert f"{tmp_path.name}: summary.json is damaged." in page.notes
-    assert not page.broken
+    assert not page.failed_sections

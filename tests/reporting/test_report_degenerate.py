@@ -1,5 +1,5 @@
-"""A run whose models have diverged, or say the same of every sample, gets a page; a map that cannot
-be drawn is a sentence.
+"""Reports of runs whose models diverged or predict the same for every sample; a map that cannot be
+drawn is replaced by a sentence.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from written import Written, compared
+from report_page import ReportPage, run_comparison
 
 from comity.errors import ComityError
 from comity.reporting import report
 from comity.reporting.plane import LEAST_DISTINCT, map_to_plane
 
 ROWS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
-NO_MAP = {
+WITHOUT_MAP = {
     "constant": np.ones_like(ROWS),
     "zero": np.zeros_like(ROWS),
     "two values": np.repeat(ROWS[:2], 20, 0),
@@ -32,7 +32,7 @@ NO_MAP = {
     "no samples": ROWS[:0],
     "no values": ROWS[:, :0],
 }
-A_MAP = {
+WITH_MAP = {
     "usual": ROWS,
     "huge": ROWS * np.float32(1e30),
     "largest": np.sign(ROWS) * np.float32(3e38),
@@ -44,22 +44,22 @@ A_MAP = {
 }
 
 
-@pytest.mark.parametrize("name", NO_MAP)
-def test_what_has_no_map_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", WITHOUT_MAP)
+def test_degenerate_features_are_refused(name: str) -> None:
     with pytest.raises(ComityError, match="diverged"):
-        map_to_plane(NO_MAP[name])
+        map_to_plane(WITHOUT_MAP[name])
 
 
-@pytest.mark.parametrize("name", A_MAP)
-def test_what_has_a_map_gets_one(name: str) -> None:
-    flat = map_to_plane(A_MAP[name])
+@pytest.mark.parametrize("name", WITH_MAP)
+def test_extreme_features_have_a_finite_map(name: str) -> None:
+    flat = map_to_plane(WITH_MAP[name])
     assert flat.shape == (40, 2)
     assert np.isfinite(flat).all()
     assert flat.std(0).max() > 0
 
 
-def test_equal_samples_lie_close_to_each_other() -> None:
-    """t-SNE keeps neighbours: two far clusters stay apart."""
+def test_distant_clusters_stay_apart() -> None:
+    """t-SNE keeps neighbours: two distant clusters stay apart."""
     rows = np.vstack([ROWS[:20], ROWS[20:] + 50])
     flat = map_to_plane(rows)
     middle = flat[:20].mean(0), flat[20:].mean(0)
@@ -75,9 +75,9 @@ values = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1e-45, 3.4e38, -3.4e3
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 14), st.integers(0, 3), st.data())
-def test_nothing_crashes_it(rows: int, columns: int, data: st.DataObject) -> None:
-    some = data.draw(st.lists(values, min_size=rows * columns, max_size=rows * columns))
-    features: NDArray[np.float32] = np.array(some, np.float32).reshape(rows, columns)
+def test_any_features_are_mapped_or_refused(rows: int, columns: int, data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(values, min_size=rows * columns, max_size=rows * columns))
+    features: NDArray[np.float32] = np.array(numbers, np.float32).reshape(rows, columns)
     try:
         flat = map_to_plane(features)
     except ComityError:
@@ -85,8 +85,8 @@ def test_nothing_crashes_it(rows: int, columns: int, data: st.DataObject) -> Non
     assert np.isfinite(flat).all()
 
 
-def test_the_page_of_a_diverged_run(tmp_path: Path) -> None:
-    """The whole command, in a process of its own: a crash of the interpreter has no other witness."""
+def test_report_of_a_diverged_run(tmp_path: Path) -> None:
+    """Run the command in a separate process, so that a crash of the interpreter fails the test."""
     folder = tmp_path / "runs"
     command = [
         sys.executable,
@@ -102,17 +102,17 @@ def test_the_page_of_a_diverged_run(tmp_path: Path) -> None:
         "3",
     ]
     command += ["--report", "--out", str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stderr
-    notes = Written(folder / "report.html").notes
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    notes = ReportPage(folder / "report.html").notes
     assert any(
         "its representations cannot be shown" in note and "diverged" in note for note in notes
     ), notes
 
 
-def test_the_page_of_a_model_without_spread(tmp_path: Path) -> None:
-    """Features that are all zero: the other sections are as ever."""
-    compared(tmp_path, ["fedavg"], lr=1e4)
-    page = Written(report(tmp_path))
-    assert not page.broken
+def test_report_of_a_model_with_constant_features(tmp_path: Path) -> None:
+    """All features are zero: the other sections are complete."""
+    run_comparison(tmp_path, ["fedavg"], lr=1e4)
+    page = ReportPage(report(tmp_path))
+    assert not page.failed_sections
     assert any("cannot be shown" in note for note in page.notes)

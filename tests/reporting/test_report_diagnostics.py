@@ -1,5 +1,5 @@
-"""Methods say what the page shows of them: Comity's own and a user's, also where a user's file
-cannot be asked any more.
+"""Diagnostics that a method declares are charts of its report: for built-in and user methods, and
+where the file of a user method cannot be imported.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written import Written, compared, rows
+from report_page import ReportPage, rows, run_comparison
 
 from comity import algorithms
 from comity.core.diagnostics import CurveByRound, ParameterNorms, PartyMatrix
@@ -60,54 +60,54 @@ class Around(Wrapper):
 """
 
 
-def written(folder: Path, name: str, text: str) -> Path:
+def write_module(folder: Path, name: str, text: str) -> Path:
     path = folder / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def forget(*names: str) -> None:
-    """As a new process: nothing of a user's files has been imported."""
+    """Undo the import of user modules, as in a new process."""
     for name in names:
         sys.modules.pop(f"comity_user.{name}", None)
 
 
-def names(page: Written) -> list[str]:
+def names(page: ReportPage) -> list[str]:
     return [str(chart["name"]) for chart in page.charts.values()]
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """A comparison of a user's own method."""
-    path = written(tmp_path, "mine_told", METHOD)
-    compared(tmp_path / "runs", [str(path)])
+def user_method_runs(tmp_path: Path) -> Path:
+    """The folder of a comparison of a user method."""
+    path = write_module(tmp_path, "my_method", METHOD)
+    run_comparison(tmp_path / "runs", [str(path)])
     return tmp_path / "runs"
 
 
-def test_a_users_method_has_its_charts(mine: Path) -> None:
-    page = Written(report(mine, methods=[]))
-    assert not page.broken
-    matrix = page.chart("trust-mine_told")
-    assert matrix["title"] == "mine_told: who trusts whom"
-    assert matrix["alt"] == "mine_told: how much parties trust each other. Most: p2 and p1, 2.10."
-    assert len(page.rows("trust-mine_told")) == 6
+def test_user_method_has_its_charts(user_method_runs: Path) -> None:
+    page = ReportPage(report(user_method_runs, methods=[]))
+    assert not page.failed_sections
+    matrix = page.chart("trust-my_method")
+    assert matrix["title"] == "my_method: who trusts whom"
+    assert matrix["alt"] == "my_method: how much parties trust each other. Most: p2 and p1, 2.10."
+    assert len(page.rows("trust-my_method")) == 6
     (curve,) = (
         chart for chart in page.charts.values() if chart["title"] == "The heat of the server"
     )
-    assert curve["alt"] == "How hot the server is; the dashed line is 20. mine_told ends at 20."
+    assert curve["alt"] == "How hot the server is; the dashed line is 20. my_method ends at 20."
     assert [row["heat"] for row in page.rows(curve["data"])] == [10.0, 20.0]
     assert [row["reference"] for row in page.rows(curve["data"])] == [20.0, 20.0]
-    assert page.chart("mine/other")["alt"] == "Mine/other, as it was noted. mine_told ends at 0.5."
+    assert page.chart("mine/other")["alt"] == "Mine/other, as it was noted. my_method ends at 0.5."
 
 
-def test_a_name_that_the_page_has_already(mine: Path) -> None:
-    """The user's chart is called "bytes", as one of the page's own is: each has its own data and
+def test_chart_with_the_name_of_a_built_in_chart(user_method_runs: Path) -> None:
+    """The user's chart and a built-in chart are both called "bytes": each has its own data and
     file.
     """
-    page = Written(report(mine, methods=[], figures="svg"))
+    page = ReportPage(report(user_method_runs, methods=[], figures="svg"))
     figures = {
         path.name: path.read_text(encoding="utf-8")
-        for path in (mine / "figures").glob("bytes*.svg")
+        for path in (user_method_runs / "figures").glob("bytes*.svg")
     }
     assert {"bytes.svg", "bytes-2.svg"} <= set(figures)
     assert "heat" in figures["bytes.svg"]
@@ -119,64 +119,66 @@ def test_a_name_that_the_page_has_already(mine: Path) -> None:
     ]  # fmt: skip
 
 
-def check_plain(page: Written) -> None:
-    """What was noted is drawn, under the names it was noted by."""
-    assert not page.broken
-    assert page.chart("trust-mine_told")["title"] == "mine_told: trust"
+def check_without_declarations(page: ReportPage) -> None:
+    """Check that recorded values are drawn under their metric names."""
+    assert not page.failed_sections
+    assert page.chart("trust-my_method")["title"] == "my_method: trust"
     assert [row["value"] for row in page.rows("mine/heat")] == [10.0, 20.0]
     assert page.chart("mine/heat")["title"] == "Mine/heat"
 
 
-def test_a_file_that_is_gone(mine: Path) -> None:
-    (mine.parent / "mine_told.py").unlink()
-    forget("mine_told")
-    check_plain(Written(report(mine, methods=[])))
+def test_missing_method_file(user_method_runs: Path) -> None:
+    (user_method_runs.parent / "my_method.py").unlink()
+    forget("my_method")
+    check_without_declarations(ReportPage(report(user_method_runs, methods=[])))
 
 
 @pytest.mark.parametrize(
     "text", ["raise SystemExit(3)", "diagnostics = (", "from nowhere import nothing", ""]
 )
-def test_a_file_that_cannot_be_imported(mine: Path, text: str) -> None:
-    written(mine.parent, "mine_told", text)
-    forget("mine_told")
-    check_plain(Written(report(mine, methods=[])))
+def test_method_file_that_cannot_be_imported(user_method_runs: Path, text: str) -> None:
+    write_module(user_method_runs.parent, "my_method", text)
+    forget("my_method")
+    check_without_declarations(ReportPage(report(user_method_runs, methods=[])))
 
 
 @pytest.mark.parametrize(
-    "declared",
+    "declaration",
     ["None", "('heat', 3)", "(CurveByRound(name='x', title=1, meaning=2, value='y', metric=3),)"],
 )
-def test_a_declaration_that_makes_no_sense(mine: Path, declared: str) -> None:
+def test_invalid_declaration(user_method_runs: Path, declaration: str) -> None:
     head, rest = METHOD.split("    traits = Traits(")
-    written(
-        mine.parent,
-        "mine_told",
-        f"{head}    traits = Traits(diagnostics={declared})\n\n    def round{rest.split('    def round')[1]}",
+    write_module(
+        user_method_runs.parent,
+        "my_method",
+        f"{head}    traits = Traits(diagnostics={declaration})\n\n    def round{rest.split('    def round')[1]}",
     )
-    forget("mine_told")
-    check_plain(Written(report(mine, methods=[])))
+    forget("my_method")
+    check_without_declarations(ReportPage(report(user_method_runs, methods=[])))
 
 
-def test_a_quick_page_imports_no_users_file(mine: Path) -> None:
-    marker = mine.parent / "imported"
-    written(mine.parent, "mine_told", f"open({str(marker)!r}, 'w').close()\n{METHOD}")
-    forget("mine_told")
-    check_plain(Written(report(mine, quick=True)))
+def test_quick_page_imports_no_user_file(user_method_runs: Path) -> None:
+    marker = user_method_runs.parent / "imported"
+    write_module(
+        user_method_runs.parent, "my_method", f"open({str(marker)!r}, 'w').close()\n{METHOD}"
+    )
+    forget("my_method")
+    check_without_declarations(ReportPage(report(user_method_runs, quick=True)))
     assert not marker.exists()
-    assert "comity_user.mine_told" not in sys.modules
+    assert "comity_user.my_method" not in sys.modules
 
 
-def test_a_wrapper_comes_after_its_host(tmp_path: Path) -> None:
-    host = written(tmp_path, "mine_host", METHOD)
-    wrapper = written(tmp_path, "mine_around", WRAPPER)
-    compared(tmp_path / "runs", [f"{host}+{wrapper}"])
-    page = Written(report(tmp_path / "runs", methods=[]))
-    assert not page.broken
-    found = names(page)
+def test_charts_of_a_wrapper_come_after_those_of_its_host(tmp_path: Path) -> None:
+    host = write_module(tmp_path, "mine_host", METHOD)
+    wrapper = write_module(tmp_path, "mine_around", WRAPPER)
+    run_comparison(tmp_path / "runs", [f"{host}+{wrapper}"])
+    page = ReportPage(report(tmp_path / "runs", methods=[]))
+    assert not page.failed_sections
+    chart_names = names(page)
     assert (
-        found.index("trust-mine_host+mine_around")
-        < found.index("around")
-        < found.index("mine/other")
+        chart_names.index("trust-mine_host+mine_around")
+        < chart_names.index("around")
+        < chart_names.index("mine/other")
     )
     curves = [
         chart["title"] for chart in page.charts.values() if chart["name"] in ("bytes", "around")
@@ -187,28 +189,30 @@ def test_a_wrapper_comes_after_its_host(tmp_path: Path) -> None:
 def test_methods_that_share_a_curve_share_its_chart(tmp_path: Path) -> None:
     imports = "from comity.algorithms.adcol import Adcol\nfrom comity.core import algorithm\n"
     text = f"{imports}\n@algorithm\nclass Mine(Adcol):\n    pass\n"
-    path = written(tmp_path, "mine_adcol", text)
-    compared(tmp_path / "runs", ["adcol", str(path)])
-    page = Written(report(tmp_path / "runs", methods=[]))
+    path = write_module(tmp_path, "mine_adcol", text)
+    run_comparison(tmp_path / "runs", ["adcol", str(path)])
+    page = ReportPage(report(tmp_path / "runs", methods=[]))
     assert {row["method"] for row in page.rows("discriminator")} == {"adcol", "mine_adcol"}
-    noted = rows(tmp_path / "runs" / "adcol" / "seed-0" / "metrics.csv")
-    last = [float(row["value"]) for row in noted if row["metric"] == "discriminator/accuracy"][-1]
+    metric_rows = rows(tmp_path / "runs" / "adcol" / "seed-0" / "metrics.csv")
+    last = [
+        float(row["value"]) for row in metric_rows if row["metric"] == "discriminator/accuracy"
+    ][-1]
     assert (
         f"adcol ends at {last:.1%}; mine_adcol ends at {last:.1%}."
         in page.chart("discriminator")["alt"]
     )
 
 
-def test_what_comitys_own_methods_declare() -> None:
-    found = {name: algorithms.find(name).traits.diagnostics for name in algorithms.names()}
-    assert {name: [type(one) for one in declared] for name, declared in found.items() if declared} == {
+def test_declarations_of_built_in_methods() -> None:
+    diagnostics = {name: algorithms.find(name).traits.diagnostics for name in algorithms.names()}
+    assert {name: [type(diagnostic) for diagnostic in declarations] for name, declarations in diagnostics.items() if declarations} == {
         "adcol": [CurveByRound], "fed-sps": [PartyMatrix], "fedfomo": [PartyMatrix],
         "dbe": [ParameterNorms], "prbm": [ParameterNorms],
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("value", ["round", "party", "two words", ""])
-def test_a_value_is_one_word_of_its_own(value: str) -> None:
+def test_invalid_value_name_is_refused(value: str) -> None:
     settings: dict[str, Any] = {"name": "x", "title": "x", "meaning": "x", "metric": "x/y"}
     with pytest.raises(UsageError, match="must be one word"):
         CurveByRound(value=value, **settings)

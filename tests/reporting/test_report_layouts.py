@@ -1,4 +1,4 @@
-"""All the folders that a page can be made of, from one run that has just begun to a paper's table."""
+"""Reports of every layout of folders, from one run without a finished round to a paper's table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from written import SMALL, Written, compared, loaded
+from report_page import SMALL, ReportPage, read_json, run_comparison
 
 from comity import Federation, run
 from comity.errors import UsageError
@@ -25,10 +25,10 @@ from comity.wire.ledger import Ledger
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 
 
-def quick(folder: Path) -> Written:
-    page = Written(report(folder, quick=True))
-    assert not page.broken, page.notes
-    assert all(some == SECTIONS for some in page.sections.values())
+def quick_page(folder: Path) -> ReportPage:
+    page = ReportPage(report(folder, quick=True))
+    assert not page.failed_sections, page.notes
+    assert all(names == SECTIONS for names in page.sections.values())
     assert list(page.sections) == (groups(page) or [""]), (
         "an address names the setting, if there are several, and the part"
     )
@@ -36,17 +36,21 @@ def quick(folder: Path) -> Written:
     return page
 
 
-def groups(page: Written) -> list[str | None]:
-    """What the select offers."""
-    return [given["value"] for tag, given in page.elements if tag == "option"]
+def groups(page: ReportPage) -> list[str | None]:
+    """Values of the select's options."""
+    return [attributes["value"] for tag, attributes in page.elements if tag == "option"]
 
 
-def methods(page: Written) -> list[str]:
-    return [str(given["value"]) for _, given in page.elements if given.get("type") == "checkbox"]
+def methods(page: ReportPage) -> list[str]:
+    return [
+        str(attributes["value"])
+        for _, attributes in page.elements
+        if attributes.get("type") == "checkbox"
+    ]
 
 
 class Stop(Quiet):
-    """Ends a run in the middle."""
+    """Interrupts a run after a round; after -1, before the first round."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -60,18 +64,18 @@ class Stop(Quiet):
             raise InterruptedError
 
 
-def stopped(folder: Path, after: int, method: str = "fedavg", **settings: Any) -> None:
+def interrupted_run(folder: Path, after: int, method: str = "fedavg", **settings: Any) -> None:
     with pytest.raises(InterruptedError):
         run(method, out=folder, progress=Stop(after), **SMALL | settings)
 
 
-def made(folder: Path, method: str = "fedavg", **settings: Any) -> Result:
+def finished_run(folder: Path, method: str = "fedavg", **settings: Any) -> Result:
     return run(method, out=folder, **SMALL | settings)
 
 
 def test_one_run(tmp_path: Path) -> None:
-    summary = made(tmp_path / "it").summary
-    page = quick(tmp_path / "it")
+    summary = finished_run(tmp_path / "it").summary
+    page = quick_page(tmp_path / "it")
     assert f"fedavg has {summary['accuracy']['mean']:.1%}, averaged over parties." in page.words
     assert not methods(page), "there is nothing to choose"
     assert not groups(page)
@@ -82,8 +86,8 @@ def test_one_run(tmp_path: Path) -> None:
 
 
 def test_one_run_of_solo(tmp_path: Path) -> None:
-    made(tmp_path / "it", "solo")
-    page = quick(tmp_path / "it")
+    finished_run(tmp_path / "it", "solo")
+    page = quick_page(tmp_path / "it")
     assert "Nothing crossed the wire" in page.words
     assert {chart["name"] for chart in page.charts.values()} == {
         "accuracy-by-round",
@@ -93,58 +97,60 @@ def test_one_run_of_solo(tmp_path: Path) -> None:
 
 
 def test_five_methods_and_three_seeds(tmp_path: Path) -> None:
-    """The winner stands first, and every method has a colour of its own."""
+    """The best method is first, and every method has its own colour."""
     names = ["fedavg", "fedprox", "fedbabu", "scaffold"]
-    compared(tmp_path, names, (0, 1, 2), rounds=1)
-    page = quick(tmp_path)
+    run_comparison(tmp_path, names, (0, 1, 2), rounds=1)
+    page = quick_page(tmp_path)
     assert methods(page) == ["solo", *names]
-    colours = [given["data-colour"] for _, given in page.elements if "data-colour" in given]
+    colours = [
+        attributes["data-colour"] for _, attributes in page.elements if "data-colour" in attributes
+    ]
     assert len(set(colours)) == 5
     assert colours[0] == "@grey"
     assert {row["seeds"] for row in page.rows("curves") if row["party"] == ""} == {3}
-    ranked = page.table("accuracy")
-    assert len(ranked) == 5
-    assert all("±" in row["accuracy"] for row in ranked)
-    means = [float(row["accuracy"].split("%")[0]) for row in ranked]
+    table_rows = page.table("accuracy")
+    assert len(table_rows) == 5
+    assert all("±" in row["accuracy"] for row in table_rows)
+    means = [float(row["accuracy"].split("%")[0]) for row in table_rows]
     assert means == sorted(means, reverse=True)
 
 
 def test_tune(tmp_path: Path) -> None:
     base = experiment(SMALL | {"algorithm": "fedprox", "rounds": 1})
     tune(base, {"mu": [0.1, 1.0]}, [0, 1], tmp_path, lambda _: Quiet())
-    page = quick(tmp_path)
+    page = quick_page(tmp_path)
     assert methods(page) == ["mu=0.1", "mu=1.0"]
     assert "what the weakest method reaches" in page.words
     assert {row["method"] for row in page.rows("parties")} == {"mu=0.1", "mu=1.0"}
-    told = json.loads((tmp_path / "tune.json").read_text(encoding="utf-8"))
-    assert told["verdict"] in page.words
+    content = json.loads((tmp_path / "tune.json").read_text(encoding="utf-8"))
+    assert content["verdict"] in page.words
     assert page.table("validation") == [
         {
-            "mu": str(one["settings"]["mu"]),
-            "validation": spread(one["validations"]),
-            "test": spread(one["tests"]),
-            "round": ", ".join(map(str, one["rounds"])),
+            "mu": str(trial["settings"]["mu"]),
+            "validation": spread(trial["validations"]),
+            "test": spread(trial["tests"]),
+            "round": ", ".join(map(str, trial["rounds"])),
         }
-        for one in told["trials"]
+        for trial in content["trials"]
     ]
-    changed = (tmp_path / "tune.json").read_text(encoding="utf-8").replace("0.1", "0.2")
-    (tmp_path / "tune.json").write_text(changed, encoding="utf-8")
-    assert any("tune.json is damaged" in note for note in quick(tmp_path).notes)
+    other_text = (tmp_path / "tune.json").read_text(encoding="utf-8").replace("0.1", "0.2")
+    (tmp_path / "tune.json").write_text(other_text, encoding="utf-8")
+    assert any("tune.json is damaged" in note for note in quick_page(tmp_path).notes)
 
 
 def test_several_groups(tmp_path: Path) -> None:
-    """As `reproduce` lays them out: a select, and each group's charts with its own data; the
-    paper's table stands first.
+    """The layout of `reproduce`: a select, each group's charts with its own data, and the paper's
+    table first.
     """
     for k, name in enumerate(("digits", "others")):
-        compared(tmp_path / name, ["fedavg"], rounds=1 + k)
+        run_comparison(tmp_path / name, ["fedavg"], rounds=1 + k)
     heads = "column,row,algorithm,paper,paper_std,measured,measured_std,seeds,note"
     lines = [heads, "mean,FedAvg <1>,fedavg,48,1.5,50.123,,50.123,", "mean,other,moon,,,,,,not run"]
     (tmp_path / "table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (tmp_path / "others" / "leave-one-out.csv").write_text(
         "method,seed,left_out,party,effect,low,high\nfedavg,0,p0,p1,0.1,0,0.2\n", encoding="utf-8"
     )
-    page = quick(tmp_path)
+    page = quick_page(tmp_path)
     assert groups(page) == ["setting=digits", "setting=others"]
     assert page.tables[0] == [
         ["column", "method", "paper", "measured", "difference"],
@@ -161,14 +167,12 @@ def test_several_groups(tmp_path: Path) -> None:
     )
 
 
-def test_a_plain_folder_of_runs(tmp_path: Path) -> None:
-    """Runs of the same setting belong together, whatever their folders are called; others are a
-    group of their own.
-    """
-    made(tmp_path / "a", "solo")
-    made(tmp_path / "b", "fedavg")
-    made(tmp_path / "c" / "d", "fedavg", rounds=1)
-    page = quick(tmp_path)
+def test_folder_of_unrelated_runs(tmp_path: Path) -> None:
+    """Runs with the same setting form a group, whatever the names of their folders."""
+    finished_run(tmp_path / "a", "solo")
+    finished_run(tmp_path / "b", "fedavg")
+    finished_run(tmp_path / "c" / "d", "fedavg", rounds=1)
+    page = quick_page(tmp_path)
     assert len(groups(page)) == 2
     assert all(
         str(place).startswith("setting=") and "/" not in str(place) for place in groups(page)
@@ -177,59 +181,59 @@ def test_a_plain_folder_of_runs(tmp_path: Path) -> None:
     assert "fedavg beside training alone" in page.words
 
 
-def test_runs_that_are_no_seeds_of_one_another(tmp_path: Path) -> None:
-    """A method run twice with other settings, or with one seed, is not averaged as if it were one."""
-    made(tmp_path / "slow", lr=0.01)
-    made(tmp_path / "fast", lr=0.3)
-    page = quick(tmp_path)
+def test_runs_with_different_settings_are_not_averaged(tmp_path: Path) -> None:
+    """Runs of one method with different settings, or with the same seed, are separate rows."""
+    finished_run(tmp_path / "slow", lr=0.01)
+    finished_run(tmp_path / "fast", lr=0.3)
+    page = quick_page(tmp_path)
     assert sorted(methods(page)) == ["fedavg (fast)", "fedavg (slow)"]
     assert all("±" not in row["accuracy"] for row in page.table("accuracy"))
     shutil.rmtree(tmp_path / "fast")
-    made(tmp_path / "again", lr=0.01)
-    assert sorted(methods(quick(tmp_path))) == ["fedavg (again)", "fedavg (slow)"]
+    finished_run(tmp_path / "again", lr=0.01)
+    assert sorted(methods(quick_page(tmp_path))) == ["fedavg (again)", "fedavg (slow)"]
     shutil.rmtree(tmp_path / "again")
-    made(tmp_path / "other seed", lr=0.01, seed=1)
-    page = quick(tmp_path)
+    finished_run(tmp_path / "other seed", lr=0.01, seed=1)
+    page = quick_page(tmp_path)
     assert {row["seeds"] for row in page.rows("curves") if row["party"] == ""} == {2}
     assert [row["method"] for row in page.table("accuracy")] == ["fedavg"]
 
 
-def test_a_run_that_stopped_half_way(tmp_path: Path) -> None:
-    compared(tmp_path, ["fedavg"], rounds=3)
-    whole = loaded(tmp_path / "fedavg" / "seed-0" / "summary.json")["bytes"]["total"]
-    stopped(tmp_path / "fedavg" / "seed-1", 1, rounds=3, seed=1)
-    stopped(tmp_path / "fedprox" / "seed-0", 1, "fedprox", rounds=3)
-    page = quick(tmp_path)
+def test_interrupted_run(tmp_path: Path) -> None:
+    run_comparison(tmp_path, ["fedavg"], rounds=3)
+    total_bytes = read_json(tmp_path / "fedavg" / "seed-0" / "summary.json")["bytes"]["total"]
+    interrupted_run(tmp_path / "fedavg" / "seed-1", 1, rounds=3, seed=1)
+    interrupted_run(tmp_path / "fedprox" / "seed-0", 1, "fedprox", rounds=3)
+    page = quick_page(tmp_path)
     assert [note.split(":")[0] for note in page.notes if "not finished" in note] == [
         "fedavg, seed 1, is not finished", "fedprox, seed 0, is not finished",
     ]  # fmt: skip
     assert "it has 1 of 3 rounds" in page.words
-    shown = {row["method"]: row for row in page.table("accuracy")}
-    assert shown["fedprox"]["accuracy"] == "not finished"
-    assert "±" not in shown["fedavg"]["accuracy"], "one finished seed has no spread"
-    assert shown["fedavg"]["sent"] == size(whole)
-    drawn = {(r["method"], r["direction"]): r["bytes"] for r in page.rows("bytes")}
-    assert sum(n for (m, _), n in drawn.items() if m == "fedavg") == whole, (
+    table_rows = {row["method"]: row for row in page.table("accuracy")}
+    assert table_rows["fedprox"]["accuracy"] == "not finished"
+    assert "±" not in table_rows["fedavg"]["accuracy"], "one finished seed has no spread"
+    assert table_rows["fedavg"]["sent"] == size(total_bytes)
+    drawn_bytes = {(r["method"], r["direction"]): r["bytes"] for r in page.rows("bytes")}
+    assert sum(n for (m, _), n in drawn_bytes.items() if m == "fedavg") == total_bytes, (
         "half a run does not make a run cheaper"
     )
     assert max(r["round"] for r in page.rows("curves") if r["method"] == "fedprox") == 1
 
 
-def test_a_run_at_its_very_beginning(tmp_path: Path) -> None:
-    stopped(tmp_path / "zero", 0)
-    page = quick(tmp_path / "zero")
+def test_run_interrupted_before_the_first_round(tmp_path: Path) -> None:
+    interrupted_run(tmp_path / "zero", 0)
+    page = quick_page(tmp_path / "zero")
     assert "it has 0 of 2 rounds" in page.words
     assert [chart["name"] for chart in page.charts.values()] == ["accuracy-by-round", "sizes"]
-    stopped(tmp_path / "none", -1)
-    page = quick(tmp_path / "none")
+    interrupted_run(tmp_path / "none", -1)
+    page = quick_page(tmp_path / "none")
     assert "No run has been evaluated yet." in page.words
     assert "No run is finished" in page.words
 
 
-def test_all_are_unfinished(tmp_path: Path) -> None:
+def test_comparison_without_finished_runs(tmp_path: Path) -> None:
     for method in ("solo", "fedavg"):
-        stopped(tmp_path / method / "seed-0", 1, method)
-    page = quick(tmp_path)
+        interrupted_run(tmp_path / method / "seed-0", 1, method)
+    page = quick_page(tmp_path)
     assert {row["accuracy"] for row in page.table("accuracy")} == {"not finished"}
     assert sum("is not finished" in note for note in page.notes) == 2
 
@@ -241,12 +245,12 @@ def arrays(names: tuple[str, ...], seed: int = 0) -> Federation:
     )
 
 
-def test_data_that_were_given_as_arrays(tmp_path: Path) -> None:
+def test_federation_from_arrays(tmp_path: Path) -> None:
     federation = arrays(("north", "süd", "the east"))
     for method in ("solo", "fedavg"):
         run(method, federation, out=tmp_path / method, model="linear", rounds=2, engine="loop")
-    page = Written(report(tmp_path))
-    assert not page.broken
+    page = ReportPage(report(tmp_path))
+    assert not page.failed_sections
     assert any(
         "The data cannot be opened here" in note and "given as arrays" in note
         for note in page.notes
@@ -255,7 +259,7 @@ def test_data_that_were_given_as_arrays(tmp_path: Path) -> None:
     assert any("its representations cannot be shown" in note for note in page.notes)
 
 
-def test_the_same_parties_under_every_seed_are_told_of_once(tmp_path: Path) -> None:
+def test_same_parties_under_every_seed_are_averaged(tmp_path: Path) -> None:
     federation = arrays(("north", "south"))
     for seed in (0, 1):
         for method in ("solo", "fedavg"):
@@ -268,26 +272,29 @@ def test_the_same_parties_under_every_seed_are_told_of_once(tmp_path: Path) -> N
                 engine="loop",
                 seed=seed,
             )
-    page = quick(tmp_path)
+    page = quick_page(tmp_path)
     assert "Means over 2 seeds." in page.words
     assert {row["party"] for row in page.rows("gains-fedavg")} == {"north", "south"}
-    ours, alone = (
+    fedavg_runs, solo_runs = (
         [_outcomes(tmp_path / m / f"seed-{s}") for s in (0, 1)] for m in ("fedavg", "solo")
     )
     for row in page.rows("gains-fedavg"):
-        mine, theirs = ([x for one in runs for x in one[row["party"]]] for runs in (ours, alone))
-        assert len(mine) == 20
-        assert row["accuracy"] == pytest.approx(np.mean(mine))
-        assert row["solo"] == pytest.approx(np.mean(theirs))
-        assert row["gain"] == pytest.approx(np.mean(mine) - np.mean(theirs))
+        outcomes, solo_outcomes = (
+            [x for by_party in runs for x in by_party[row["party"]]]
+            for runs in (fedavg_runs, solo_runs)
+        )
+        assert len(outcomes) == 20
+        assert row["accuracy"] == pytest.approx(np.mean(outcomes))
+        assert row["solo"] == pytest.approx(np.mean(solo_outcomes))
+        assert row["gain"] == pytest.approx(np.mean(outcomes) - np.mean(solo_outcomes))
 
 
 def _outcomes(folder: Path) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    outcomes: dict[str, list[int]] = {}
     with (folder / "outcomes.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["party"], []).append(int(row["correct"]))
-    return found
+            outcomes.setdefault(row["party"], []).append(int(row["correct"]))
+    return outcomes
 
 
 NATURAL = """
@@ -310,14 +317,14 @@ TEXT = "torch.tensor(rng.integers(1, 30, (120, 12))).float()"
     (TABLE, "", "linear", "features"),
     (TEXT, ", mean=(0.0,), std=(1.0,)", "fasttext(vocabulary=30,width=4)", None),
 ])  # fmt: skip
-def test_natural_parties_tables_and_text(
+def test_natural_parties_with_tables_and_text(
     x: str, more: str, model: str, chart: str | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "own.py"
     path.write_text(NATURAL.format(x=x, more=more), encoding="utf-8")
     run("fedavg", out=tmp_path / "it", data=str(path), model=model, rounds=1, engine="loop")
-    page = Written(report(tmp_path / "it", methods=[]))
-    assert not page.broken
+    page = ReportPage(report(tmp_path / "it", methods=[]))
+    assert not page.failed_sections
     assert [row["party"] for row in page.rows("parties")] == ["A 1", "B-2", "C.3"] or len(
         page.rows("parties")
     ) == 3
@@ -331,10 +338,10 @@ def test_natural_parties_tables_and_text(
 
 
 def test_newcomers(tmp_path: Path) -> None:
-    compared(tmp_path, ["fedavg"], parties=4, newcomers=1, join_epochs=1)
-    page = Written(report(tmp_path, methods=[]))
-    assert not page.broken
-    new = loaded(tmp_path / "fedavg" / "seed-0" / "summary.json")["newcomers"]["p3"]
+    run_comparison(tmp_path, ["fedavg"], parties=4, newcomers=1, join_epochs=1)
+    page = ReportPage(report(tmp_path, methods=[]))
+    assert not page.failed_sections
+    new = read_json(tmp_path / "fedavg" / "seed-0" / "summary.json")["newcomers"]["p3"]
     (row,) = [r for r in page.table("newcomer") if r["method"] == "fedavg"]
     assert row["newcomer"] == "p3"
     assert row["after its warm-up"] == f"{new['joined']:.1%}"
@@ -346,20 +353,20 @@ def test_newcomers(tmp_path: Path) -> None:
     )
 
 
-def test_runs_that_diverged(tmp_path: Path) -> None:
-    compared(tmp_path, ["fedavg+dbe", "adcol", "fed-sps"], lr=1e12, rounds=1)
-    summaries = [loaded(path) for path in tmp_path.rglob("summary.json")]
+def test_diverged_runs(tmp_path: Path) -> None:
+    run_comparison(tmp_path, ["fedavg+dbe", "adcol", "fed-sps"], lr=1e12, rounds=1)
+    summaries = [read_json(path) for path in tmp_path.rglob("summary.json")]
     assert any(s["diverged"] or s["discarded"] or s["absent"] for s in summaries)
-    page = Written(report(tmp_path))
-    assert not page.broken
+    page = ReportPage(report(tmp_path))
+    assert not page.failed_sections
     assert any("not finite" in note for note in page.notes)
     assert "nan" not in page.words.replace("LinearDiscriminant", "")
     json.dumps(page.content, allow_nan=False)
 
 
 def test_many_parties(tmp_path: Path) -> None:
-    """Charts name the first, or those at both ends, and say so; nothing grows beyond reading."""
-    compared(
+    """Charts show the first parties, or those at both ends, and say so; their height is limited."""
+    run_comparison(
         tmp_path,
         ["fedavg"],
         parties=80,
@@ -369,8 +376,8 @@ def test_many_parties(tmp_path: Path) -> None:
         validation=0,
         test="own(0.75)",
     )
-    page = Written(report(tmp_path, methods=[]))
-    assert not page.broken
+    page = ReportPage(report(tmp_path, methods=[]))
+    assert not page.failed_sections
     assert len(page.rows("gains-fedavg")) == 40
     assert "The 20 parties at either end of 80 are drawn." in page.chart("gains-fedavg")["alt"]
     assert len({row["party"] for row in page.rows("sizes")}) == 60
@@ -381,12 +388,12 @@ def test_many_parties(tmp_path: Path) -> None:
     assert all(chart["spec"]["height"] <= 2500 for chart in page.charts.values())
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no folder"):
         report(tmp_path / "nothing")
     with pytest.raises(UsageError, match="holds no runs"):
         report(tmp_path)
-    made(tmp_path / "it")
+    finished_run(tmp_path / "it")
     for target in (0, -0.5, 90, float("nan")):
         with pytest.raises(UsageError, match="between 0 and 1"):
             report(tmp_path / "it", target=target)

@@ -1,5 +1,5 @@
-"""Names come from folders, files and people: whatever they are, they stay text. And the page asks
-nobody for anything.
+"""Hostile names of parties, methods, classes and folders stay text in a report, and a report loads
+nothing from the network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import vl_convert
-from written import SMALL, Written, compared, without_checksums
+from report_page import SMALL, ReportPage, run_comparison, without_checksums
 
 from comity import run
 from comity.charts.chart import Chart
@@ -21,7 +21,7 @@ from comity.reporting import build_sections, report
 from comity.reporting.gather import gather
 from comity.reporting.static import figure
 
-EVIL = [
+HOSTILE_NAMES = [
     "</script><script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
     "' || true || '",
@@ -38,22 +38,22 @@ EVIL = [
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plain")
-    compared(folder, ["fed-sps"])
+    run_comparison(folder, ["fed-sps"])
     return folder
 
 
-def renamed(folder: Path, old: str, new: str) -> None:
-    """Another name for a party, in all files of all runs."""
+def rename_party(folder: Path, old: str, new: str) -> None:
+    """Rename a party in all files of all runs."""
 
-    def other(text: str) -> str:
+    def replace_name(text: str) -> str:
         return new if text == old else text.replace(f"/{old}", f"/{new}")
 
     without_checksums(folder)
     for path in folder.rglob("*.csv"):
         with path.open(encoding="utf-8", newline="") as file:
-            table = [[other(cell) for cell in row] for row in csv.reader(file)]
+            table = [[replace_name(cell) for cell in row] for row in csv.reader(file)]
         with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(table)
     for path in [*folder.rglob("summary.json"), *folder.rglob("split.json")]:
@@ -61,75 +61,88 @@ def renamed(folder: Path, old: str, new: str) -> None:
             path.read_text(encoding="utf-8").replace(f'"{old}":', f"{json.dumps(new)}:"),
             encoding="utf-8",
         )
-    told = folder / "comparison.json"
-    text = told.read_text(encoding="utf-8").replace(
+    comparison_path = folder / "comparison.json"
+    text = comparison_path.read_text(encoding="utf-8").replace(
         f'"party": "{old}"', f'"party": {json.dumps(new)}'
     )
-    told.write_text(text, encoding="utf-8")
+    comparison_path.write_text(text, encoding="utf-8")
 
 
-def drawn(folder: Path) -> dict[str, str]:
-    """Every chart as svg."""
-    found = {}
+def chart_svgs(folder: Path) -> dict[str, str]:
+    """Every chart as SVG, by its name."""
+    svgs = {}
     for group in gather(folder):
         for section in build_sections(group, folder, [], None, True, False):
             for block in section.blocks:
                 if isinstance(block, Chart):
-                    found[block.name] = vl_convert.vegalite_to_svg(figure(block, group))
-    return found
+                    svgs[block.name] = vl_convert.vegalite_to_svg(figure(block, group))
+    return svgs
 
 
-@pytest.mark.parametrize("name", EVIL)
-def test_a_partys_name(name: str, plain: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_hostile_party_name_stays_text(name: str, plain_folder: Path, tmp_path: Path) -> None:
     """The page has the same elements and attributes as with a harmless name."""
-    folder = Path(shutil.copytree(plain, tmp_path / "it"))
-    renamed(folder, "p1", name)
-    before, after = Written(report(plain, quick=True)), Written(report(folder, quick=True))
+    folder = Path(shutil.copytree(plain_folder, tmp_path / "it"))
+    rename_party(folder, "p1", name)
+    before, after = (
+        ReportPage(report(plain_folder, quick=True)),
+        ReportPage(report(folder, quick=True)),
+    )
     if name.isprintable() and name:
         assert after.shape == before.shape
         assert name in after.content["data"]["bytes-by-party"]["party"]["words"]
         assert name in after.content["data"]["sizes"]["party"]["words"] or name == "__proto__"
-    assert not after.broken
+    assert not after.failed_sections
     assert len(after.scripts) == 3
     assert set(after.content) == {"charts", "data", "themes", "config"}
 
 
-FOLDERS = [name for name in EVIL if "/" not in name and name and "\ud800" not in name]
+FOLDERS = [name for name in HOSTILE_NAMES if "/" not in name and name and "\ud800" not in name]
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_methods_name(name: str, plain: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(plain, tmp_path / name))
+def test_hostile_method_name_stays_text(name: str, plain_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(plain_folder, tmp_path / name))
     (folder / "fed-sps").rename(folder / name)
-    told = (folder / "comparison.json").read_text(encoding="utf-8")
+    comparison_text = (folder / "comparison.json").read_text(encoding="utf-8")
     (folder / "comparison.json").write_text(
-        told.replace('"algorithm": "fed-sps"', '"algorithm": "solo"'), encoding="utf-8"
+        comparison_text.replace('"algorithm": "fed-sps"', '"algorithm": "solo"'), encoding="utf-8"
     )
-    before, after = Written(report(plain, quick=True)), Written(report(folder, quick=True))
+    before, after = (
+        ReportPage(report(plain_folder, quick=True)),
+        ReportPage(report(folder, quick=True)),
+    )
     assert after.shape == before.shape
-    assert not after.broken
-    box = [given for tag, given in after.elements if given.get("type") == "checkbox"]
-    assert [given["value"] for given in box] == ["solo", name.replace("\r\n", "\n")]
+    assert not after.failed_sections
+    checkboxes = [
+        attributes for tag, attributes in after.elements if attributes.get("type") == "checkbox"
+    ]
+    assert [attributes["value"] for attributes in checkboxes] == [
+        "solo",
+        name.replace("\r\n", "\n"),
+    ]
 
 
 @pytest.mark.long
-def test_charts_with_all_these_names(plain: Path, tmp_path: Path) -> None:
-    """Expressions, sorting and scales take names as they are: nothing is lost, nothing breaks."""
-    folder = Path(shutil.copytree(plain, tmp_path / "it"))
-    for old, new in (("p0", EVIL[2]), ("p1", EVIL[3]), ("p2", EVIL[1])):
-        renamed(folder, old, new)
-    (folder / "fed-sps").rename(folder / EVIL[2])
-    before, after = drawn(plain), drawn(folder)
+def test_charts_with_hostile_names(plain_folder: Path, tmp_path: Path) -> None:
+    """With hostile names, charts draw as many shapes as with plain names."""
+    folder = Path(shutil.copytree(plain_folder, tmp_path / "it"))
+    for old, new in (("p0", HOSTILE_NAMES[2]), ("p1", HOSTILE_NAMES[3]), ("p2", HOSTILE_NAMES[1])):
+        rename_party(folder, old, new)
+    (folder / "fed-sps").rename(folder / HOSTILE_NAMES[2])
+    before, after = chart_svgs(plain_folder), chart_svgs(folder)
     assert len(after) == len(before)
 
-    def counted(svg: str) -> list[int]:
+    def shape_counts(svg: str) -> list[int]:
         return [
             len(re.findall("aria-roledescription", svg)),
             svg.count("<path"),
             svg.count("<line"),
         ]
 
-    assert [counted(svg) for svg in after.values()] == [counted(svg) for svg in before.values()]
+    assert [shape_counts(svg) for svg in after.values()] == [
+        shape_counts(svg) for svg in before.values()
+    ]
     sizes = after["sizes"]
     assert "back\\slash" in sizes
     assert "&#39; || true" in sizes or "' || true" in sizes
@@ -150,9 +163,9 @@ def load():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_data_with_notes_and_class_names(tmp_path: Path) -> None:
+def test_hostile_warnings_and_class_names_stay_text(tmp_path: Path) -> None:
     pages = []
-    for k, names in enumerate((["note one", "a", "b", "c", "note two"], EVIL)):
+    for k, names in enumerate((["note one", "a", "b", "c", "note two"], HOSTILE_NAMES)):
         path = tmp_path / f"data{k}.py"
         path.write_text(f"NAMES = {names!r}\n{DATA}", encoding="utf-8")
         run(
@@ -163,24 +176,24 @@ def test_data_with_notes_and_class_names(tmp_path: Path) -> None:
             rounds=1,
             engine="loop",
         )
-        pages.append(Written(report(tmp_path / f"r{k}", methods=[])))
+        pages.append(ReportPage(report(tmp_path / f"r{k}", methods=[])))
         assert names[0] in pages[k].words
         assert {row["class"] for row in pages[k].rows("classes")} == set(names[1:4])
     assert pages[0].shape == pages[1].shape
     assert len(pages[1].notes) == 1, "only that there is no SOLO"
 
 
-def test_nothing_is_asked_of_anyone(plain: Path, library: str) -> None:
-    page = Written(report(plain, methods=["fed-sps"]))
-    for tag, given in page.elements:
-        for name, value in given.items():
+def test_page_loads_nothing_from_the_network(plain_folder: Path, library: str) -> None:
+    page = ReportPage(report(plain_folder, methods=["fed-sps"]))
+    for tag, attributes in page.elements:
+        for name, value in attributes.items():
             assert not name.startswith("on"), f"{tag} {name}"
             if name in ("src", "href", "srcset", "action", "data", "poster", "formaction"):
                 assert str(value).startswith(("#", "data:")), f"{tag} {name}={value}"
         assert tag not in ("iframe", "object", "embed", "base", "form")
-    pictures = [given for tag, given in page.elements if tag == "img"]
+    pictures = [attributes for tag, attributes in page.elements if tag == "img"]
     assert len(pictures) == 3
-    assert all(given["alt"] for given in pictures)
+    assert all(attributes["alt"] for attributes in pictures)
     (style,) = re.findall(r"<style>(.*?)</style>", page.source, flags=re.DOTALL)
     assert "url(" not in style
     assert "@import" not in style
@@ -191,10 +204,10 @@ def test_nothing_is_asked_of_anyone(plain: Path, library: str) -> None:
     }  # a name only
 
 
-def test_the_folders_own_name(tmp_path: Path) -> None:
-    """In the title, and in the commands to copy, where a shell must understand it."""
+def test_hostile_folder_name_stays_text(tmp_path: Path) -> None:
+    """In the title, and in the commands to copy, where it is quoted for a shell."""
     folder = tmp_path / 'it\'s <b>"mine"'
     run("fedavg", out=folder, **SMALL)
-    page = Written(report(folder, quick=True))
+    page = ReportPage(report(folder, quick=True))
     assert f"comity report {shlex.quote(str(folder))}" in page.words
     assert not any(tag == "b" for tag, _ in page.elements)

@@ -1,4 +1,6 @@
-"""A large comparison: five methods, three seeds, twenty parties, a hundred rounds."""
+"""Size and time of the report of a large comparison: five methods, three seeds, twenty parties,
+a hundred rounds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from written import Written, loaded, without_checksums
+from report_page import ReportPage, read_json, without_checksums
 
 from comity import run
 from comity.reporting import report
@@ -19,9 +21,9 @@ METHODS, SEEDS, PARTIES, ROUNDS = ("solo", "fedavg", "fedprox", "scaffold", "adc
 NAMES = [f"p{i}" for i in range(PARTIES)]
 
 
-def written(original: Path, folder: Path, method: str, seed: int) -> None:
-    """A run's files as they would be after a hundred rounds, without checksums; its outcomes are
-    those of the original.
+def write_run(original: Path, folder: Path, method: str, seed: int) -> None:
+    """Write the files of a run of a hundred rounds, without checksums, with the original's
+    outcomes.
     """
     shutil.copytree(original, folder)
     config = (folder / "config.toml").read_text(encoding="utf-8")
@@ -31,7 +33,7 @@ def written(original: Path, folder: Path, method: str, seed: int) -> None:
     )
     (folder / "config.toml").write_text(config, encoding="utf-8")
     without_checksums(folder)
-    summary = loaded(folder / "summary.json")
+    summary = read_json(folder / "summary.json")
     final = summary["accuracy"]["per_party"]
     metrics, ledger, total = (
         ["round,party,split,metric,value"],
@@ -61,7 +63,7 @@ def written(original: Path, folder: Path, method: str, seed: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("library")
-def test_a_large_comparison(tmp_path: Path) -> None:
+def test_report_of_a_large_comparison(tmp_path: Path) -> None:
     original = tmp_path / "original"
     run(
         "fedavg",
@@ -74,15 +76,15 @@ def test_a_large_comparison(tmp_path: Path) -> None:
     )
     for method in METHODS:
         for seed in range(SEEDS):
-            written(original, tmp_path / "big" / method / f"seed-{seed}", method, seed)
+            write_run(original, tmp_path / "big" / method / f"seed-{seed}", method, seed)
     begin = time.process_time()
     path = report(tmp_path / "big", quick=True)
     seconds = time.process_time() - begin
     print(
         f"{path.stat().st_size / 1e6:.2f} MB in {seconds:.1f} s of computing"
     )  # pytest -s shows it
-    page = Written(path)
-    assert not page.broken
+    page = ReportPage(path)
+    assert not page.failed_sections
     assert not page.notes, page.notes
     assert path.stat().st_size < 8e6
     assert seconds < 60  # usually two

@@ -1,5 +1,5 @@
-"""Every chart can be drawn and shows something; figures and tables for papers are what their kind
-says.
+"""Charts as static figures, and tables as Markdown and LaTeX: every chart draws its data, and every
+file has the format that its name says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 import vl_convert
-from written import compared
+from report_page import run_comparison
 
 from comity.charts.chart import Chart
 from comity.errors import UsageError
@@ -21,7 +21,7 @@ from comity.reporting.gather import Group, gather
 from comity.reporting.static import figure, ranking
 
 SVG = "{http://www.w3.org/2000/svg}"
-HELPS = """method,left_out,party,effect,low,high,seed
+LEAVE_ONE_OUT = """method,left_out,party,effect,low,high,seed
 fedavg+dbe,p0,p1,0.10,0.02,0.18,0
 fedavg+dbe,p1,p0,-0.05,-0.1,0.0,0
 fedavg+dbe,p2,p0,0.0,-0.1,0.1,0
@@ -30,30 +30,32 @@ fedavg+dbe,p2,p0,0.0,-0.1,0.1,0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("static")
-    compared(made, ["fedavg+dbe", "fed-sps", "adcol"])
-    (made / "leave-one-out.csv").write_text(HELPS, encoding="utf-8")
-    return made
+    comparison_folder = tmp_path_factory.mktemp("static")
+    run_comparison(comparison_folder, ["fedavg+dbe", "fed-sps", "adcol"])
+    (comparison_folder / "leave-one-out.csv").write_text(LEAVE_ONE_OUT, encoding="utf-8")
+    return comparison_folder
 
 
 @pytest.fixture(scope="module")
-def drawn(folder: Path) -> dict[str, tuple[Chart, Group]]:
+def charts(folder: Path) -> dict[str, tuple[Chart, Group]]:
     (group,) = gather(folder)
-    made = build_sections(group, folder, ["fedavg+dbe"], None, False, False)
-    return {b.name: (b, group) for section in made for b in section.blocks if isinstance(b, Chart)}
+    sections = build_sections(group, folder, ["fedavg+dbe"], None, False, False)
+    return {
+        b.name: (b, group) for section in sections for b in section.blocks if isinstance(b, Chart)
+    }
 
 
 def marks(svg: str) -> int:
-    """How many shapes stand for data."""
+    """Number of shapes that represent data."""
     root = ElementTree.fromstring(svg)
     return sum(len(g) for g in root.iter(f"{SVG}g") if "role-mark" in g.get("class", ""))
 
 
-def test_every_chart_draws_its_data(drawn: dict[str, tuple[Chart, Group]]) -> None:
+def test_every_chart_draws_its_data(charts: dict[str, tuple[Chart, Group]]) -> None:
     assert {"accuracy-by-round", "accuracy-by-bytes", "gains-adcol", "helps-fedavg+dbe", "classes", "sizes", "distances",
             "space-fedavg+dbe-before", "space-fedavg+dbe-after", "overlap-fed-sps", "discriminator", "offsets-fedavg+dbe",
-            "bytes", "bytes-by-round", "bytes-by-party"} <= set(drawn)  # fmt: skip
-    for name, (chart, group) in drawn.items():
+            "bytes", "bytes-by-round", "bytes-by-party"} <= set(charts)  # fmt: skip
+    for name, (chart, group) in charts.items():
         svg = vl_convert.vegalite_to_svg(figure(chart, group))
         assert marks(svg) > 0, f"{name} is empty"
         assert not re.search(r"\bNaN\b|\bnan\b|undefined|Infinity", svg), name
@@ -63,12 +65,10 @@ def test_every_chart_draws_its_data(drawn: dict[str, tuple[Chart, Group]]) -> No
         assert "nan" not in chart.alt
 
 
-def test_every_option_leads_somewhere(drawn: dict[str, tuple[Chart, Group]]) -> None:
-    """A box above a chart changes what is drawn, and what it says at first is how the chart is
-    drawn at first.
-    """
+def test_every_checkbox_changes_its_chart(charts: dict[str, tuple[Chart, Group]]) -> None:
+    """A checkbox changes the chart, and its initial state is that of the initial chart."""
     boxes = 0
-    for chart, _ in drawn.values():
+    for chart, _ in charts.values():
         for option in chart.checkboxes:
             for path, on, off in option.sets:
                 place: Any = chart.spec
@@ -99,7 +99,7 @@ def test_figures_as_files(kind: str, folder: Path) -> None:
             assert body.endswith(b"IEND\xaeB`\x82")
 
 
-def test_refusals(folder: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Figures are pdf, svg, png, not 'gif'"):
         report(folder, figures="gif")
     with pytest.raises(UsageError, match="markdown or latex, not 'html'"):
@@ -138,11 +138,11 @@ def test_latex(folder: Path) -> None:
     assert not any(re.search(r"(?<!\\)[%#_]|±", line) for line in body)
 
 
-WILD = r"a_b&c%d$e#f{g}~h^i\j|k*l`m<n>"
+SPECIAL_CHARACTERS = r"a_b&c%d$e#f{g}~h^i\j|k*l`m<n>"
 
 
 def test_special_characters_are_escaped(folder: Path) -> None:
-    before, after = folder / "adcol", folder / WILD
+    before, after = folder / "adcol", folder / SPECIAL_CHARACTERS
     before.rename(after)
     try:
         latex, markdown = ranking(folder, "latex"), ranking(folder, "markdown")
@@ -154,6 +154,6 @@ def test_special_characters_are_escaped(folder: Path) -> None:
     )
     (line,) = [line for line in markdown.splitlines() if "a\\_b" in line]
     plain = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line)  # as CommonMark reads it
-    assert WILD in plain
+    assert SPECIAL_CHARACTERS in plain
     assert not re.search(r"(?<!\\)[*`<_]", line)
     assert len(re.split(r"(?<!\\)\|", line.strip("|"))) == 10

@@ -1,8 +1,8 @@
-"""Every cell of every table of a page is what the runs' files say, worked out here once more; a
-table that is new fails the test.
+"""Every cell of every table on a page equals the value computed here from the runs' files. A table
+or column without such a computation fails the test.
 
-The pages: a comparison of hospitals by AUC under three seeds, sensors that see digits differently,
-a label that is a number, one run, and half of one.
+The pages: a comparison of hospitals by AUC under three seeds, digits with shifted features,
+regression data, one finished run, and one unfinished run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from written import Written, amounts, compared, loaded, rows
+from report_page import ReportPage, read_json, rows, run_comparison, run_regression_comparison
 
 from comity import algorithms, run
 from comity.reporting import report
@@ -35,36 +35,36 @@ DIRECTIONS = {
 
 
 @dataclass
-class Made:
-    """A page and the folders that it is made of, by method and seed."""
+class ReportedRuns:
+    """A page and the folders of its runs, by method and seed."""
 
-    page: Written
+    page: ReportPage
     folder: Path
     runs: dict[str, dict[int, Path]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for path in sorted(self.folder.rglob("config.toml")):
-            told = tomllib.loads(path.read_text(encoding="utf-8"))
-            self.runs.setdefault(told["algorithm"], {})[told["seed"]] = path.parent
+            config = tomllib.loads(path.read_text(encoding="utf-8"))
+            self.runs.setdefault(config["algorithm"], {})[config["seed"]] = path.parent
 
     def summaries(self, method: str) -> list[dict[str, Any]]:
-        """Of the finished runs, seed by seed."""
-        found = (one / "summary.json" for _, one in sorted(self.runs[method].items()))
-        return [loaded(path) for path in found if path.exists()]
+        """Summaries of the finished runs, by seed."""
+        paths = (run_folder / "summary.json" for _, run_folder in sorted(self.runs[method].items()))
+        return [read_json(path) for path in paths if path.exists()]
 
     @property
     def metric(self) -> str:
-        """What the runs chose."""
+        """The metric of the runs."""
         return str(self.summaries(next(iter(self.runs)))[0]["metric"])
 
     def ledger(self, method: str, seed: int) -> list[dict[str, str]]:
-        """What crossed, without evaluation."""
+        """Rows of the ledger, without evaluation."""
         return [
             row for row in rows(self.runs[method][seed] / "ledger.csv") if row["kind"] != "eval"
         ]
 
 
-def make(kind: str, folder: Path) -> Path:
+def run_kind(kind: str, folder: Path) -> Path:
     if kind == "heart":
         settings: dict[str, Any] = {
             "data": "heart",
@@ -73,17 +73,17 @@ def make(kind: str, folder: Path) -> Path:
             "metric": "auc",
             "model": "linear",
         }
-        compared(folder / kind, ["fedavg", "fedprox"], (0, 1, 2), **settings)
+        run_comparison(folder / kind, ["fedavg", "fedprox"], (0, 1, 2), **settings)
     elif kind == "sensors":
         kinds = "none,invert,rotate,noise,contrast,blur"
-        compared(
+        run_comparison(
             folder / kind,
             ["fedavg+dbe", "adcol"],
             partition=f"iid|shift(kinds={kinds})|keep(samples=60)",
             parties=6,
         )
     elif kind == "amounts":
-        amounts(folder / kind)
+        run_regression_comparison(folder / kind)
     else:
         run(
             "fedavg",
@@ -100,12 +100,15 @@ def make(kind: str, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ReportedRuns]:
     root = tmp_path_factory.mktemp("tables")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comity.reporting.page.library", lambda: "/* Vega */")
         patch.setattr("comity.reporting.sections.space.SAMPLES", 48)
-        return {kind: Made(Written(report(make(kind, root))), root / kind) for kind in KINDS}
+        return {
+            kind: ReportedRuns(ReportPage(report(run_kind(kind, root))), root / kind)
+            for kind in KINDS
+        }
 
 
 def percent(values: list[float], spread: bool = False) -> str:
@@ -118,31 +121,31 @@ def worst(summary: dict[str, Any], metric: str) -> float:
     return float(summary[metric]["per_party"][summary[metric]["worst_party"]])
 
 
-def ranking(made: Made, row: dict[str, str]) -> dict[str, str]:
-    told = made.summaries(row["method"])
-    if not told:
+def ranking(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
+    summaries = reported.summaries(row["method"])
+    if not summaries:
         return {"accuracy": "not finished"}
-    metric = made.metric
+    metric = reported.metric
     expected = {
-        WORDS.get(metric, metric): percent([s[metric]["mean"] for s in told], spread=True),
-        "worst": percent([worst(s, metric) for s in told]),
-        "sent": size(statistics.fmean(s["bytes"]["total"] for s in told)),
-        "time": duration(statistics.fmean(s["seconds"]["total"] for s in told)),
+        WORDS.get(metric, metric): percent([s[metric]["mean"] for s in summaries], spread=True),
+        "worst": percent([worst(s, metric) for s in summaries]),
+        "sent": size(statistics.fmean(s["bytes"]["total"] for s in summaries)),
+        "time": duration(statistics.fmean(s["seconds"]["total"] for s in summaries)),
     }
     if metric == "auc":
-        expected["accuracy"] = percent([s["accuracy"]["mean"] for s in told])
+        expected["accuracy"] = percent([s["accuracy"]["mean"] for s in summaries])
     if "gained" in row:
         (line,) = (
-            one
-            for one in loaded(made.folder / "comparison.json")["rows"]
-            if one["algorithm"] == row["method"]
+            entry
+            for entry in read_json(reported.folder / "comparison.json")["rows"]
+            if entry["algorithm"] == row["method"]
         )
         gain = line["gain"]
         half = 50 * (gain["high"] - gain["low"]) if gain else 0.0
         expected["over SOLO"] = f"{100 * gain['gain']:+.1f} (±{half:.1f})" if gain else ""
         if gain:
             means = [
-                [s[metric]["mean"] for s in made.summaries(name)]
+                [s[metric]["mean"] for s in reported.summaries(name)]
                 for name in (row["method"], "solo")
             ]
             assert gain["gain"] == pytest.approx(
@@ -153,28 +156,28 @@ def ranking(made: Made, row: dict[str, str]) -> dict[str, str]:
     return expected
 
 
-def answers(made: Made, row: dict[str, str]) -> dict[str, str]:
-    compared = loaded(made.folder / "comparison.json")
-    (told,) = (one for one in compared["answers"] if one["party"] == row["party"])
-    best = compared["overall"]["method"]
-    expected = {"answer": told["says"], f"{best} gives": ""}
-    if best in told["methods"]:
-        gain, low, high = (100 * told["methods"][best][name] for name in ("gain", "low", "high"))
+def answers(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
+    comparison = read_json(reported.folder / "comparison.json")
+    (verdict,) = (entry for entry in comparison["answers"] if entry["party"] == row["party"])
+    best = comparison["overall"]["method"]
+    expected = {"answer": verdict["says"], f"{best} gives": ""}
+    if best in verdict["methods"]:
+        gain, low, high = (100 * verdict["methods"][best][name] for name in ("gain", "low", "high"))
         expected[f"{best} gives"] = f"{gain:+.1f} points (between {low:.1f} and {high:.1f})"
     return expected
 
 
-def ideas(made: Made, row: dict[str, str]) -> dict[str, str]:
+def ideas(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
     cards = [" ".join(algorithms.card(name).text.split()) for name in row["method"].split("+")]
-    told = [card[card.index("Idea: ") + 6 :] for card in cards]
-    assert row["idea"].startswith(told[0][:40])
+    ideas_in_cards = [card[card.index("Idea: ") + 6 :] for card in cards]
+    assert row["idea"].startswith(ideas_in_cards[0][:40])
     assert len(row["idea"]) > 40
     return {"idea": row["idea"]}
 
 
-def measures(made: Made, row: dict[str, str]) -> dict[str, str]:
-    found = {}
-    first = made.summaries(row["method"])[0]
+def measures(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
+    cells = {}
+    first = reported.summaries(row["method"])[0]
     words = (
         WORDS if "sensitivity" in first else WORDS | {"auc": "micro AUC"}
     )  # of more classes than two, one against the rest
@@ -182,26 +185,30 @@ def measures(made: Made, row: dict[str, str]) -> dict[str, str]:
         if (
             isinstance(block, dict)
             and {"mean", "per_party"} <= block.keys()
-            and name not in (made.metric, "accuracy")
+            and name not in (reported.metric, "accuracy")
         ):
-            means = [s[name]["mean"] for s in made.summaries(row["method"])]
+            means = [s[name]["mean"] for s in reported.summaries(row["method"])]
             mean = statistics.fmean(means)
-            found[words.get(name, name.replace("_", " "))] = (
+            cells[words.get(name, name.replace("_", " "))] = (
                 f"{mean:.4g}" if name == "mae" else f"{mean:.1%}"
             )
-    return {head: text for head, text in found.items() if head in row}
+    return {head: text for head, text in cells.items() if head in row}
 
 
-def fairness(made: Made, row: dict[str, str]) -> dict[str, str]:
-    each = []
-    for summary in made.summaries(row["method"]):
-        values = list(summary[made.metric]["per_party"].values())
-        tenth = sorted(values)[: max(1, round(len(values) / 10))] if made.metric != "mae" else []
+def fairness(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
+    by_seed = []
+    for summary in reported.summaries(row["method"]):
+        values = list(summary[reported.metric]["per_party"].values())
+        tenth = (
+            sorted(values)[: max(1, round(len(values) / 10))] if reported.metric != "mae" else []
+        )
         square = sum(values) ** 2 / (len(values) * sum(v * v for v in values))
-        each.append(
+        by_seed.append(
             (max(values), min(values), statistics.fmean(tenth), statistics.pstdev(values), square)
         )
-    best, least, tenth_mean, std, jain = (statistics.fmean(one) for one in zip(*each, strict=True))
+    best, least, tenth_mean, std, jain = (
+        statistics.fmean(values_by_seed) for values_by_seed in zip(*by_seed, strict=True)
+    )
     return {
         "best party": f"{best:.1%}",
         "worst party": f"{least:.1%}",
@@ -211,13 +218,13 @@ def fairness(made: Made, row: dict[str, str]) -> dict[str, str]:
     }
 
 
-def messages(made: Made, row: dict[str, str]) -> dict[str, str]:
+def messages(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
     kind = next(k for k, words in DIRECTIONS.items() if words == row["direction"])
-    seeds = made.runs[row["method"]]
+    seeds = reported.runs[row["method"]]
     sums = [
         sum(
             int(r["bytes"])
-            for r in made.ledger(row["method"], seed)
+            for r in reported.ledger(row["method"], seed)
             if (r["call"], r["kind"]) == (row["call"], kind)
         )
         for seed in seeds
@@ -226,41 +233,39 @@ def messages(made: Made, row: dict[str, str]) -> dict[str, str]:
     return {head: size(statistics.fmean(sums))}
 
 
-def privacy(made: Made, row: dict[str, str]) -> dict[str, str]:
-    """None of these runs has any noise: nothing is guaranteed, and what left is what privacy.csv
-    names.
-    """
-    bare = []
-    for one in made.runs[row["method"]].values():
-        with (one / "privacy.csv").open(encoding="utf-8") as file:
-            bare += [
+def privacy(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
+    """None of these runs adds noise: nothing is guaranteed, and privacy.csv names the releases."""
+    unprotected = []
+    for run_folder in reported.runs[row["method"]].values():
+        with (run_folder / "privacy.csv").open(encoding="utf-8") as file:
+            unprotected += [
                 f"{line['release']} ({line['call']})"
                 for line in csv.DictReader(file)
                 if line["mechanism"] == "none"
             ]
-    everybody = {
+    guarantee = {
         "protected": "nothing",
         "from whom": "everybody else",
         "epsilon": "infinite",
         "delta": "",
     }
-    return {**everybody, "left without noise": ", ".join(dict.fromkeys(bare))}
+    return {**guarantee, "left without noise": ", ".join(dict.fromkeys(unprotected))}
 
 
-def closed_form(made: Made, row: dict[str, str]) -> dict[str, str]:
+def closed_form(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
     sums: dict[str, int] = defaultdict(int)
-    for line in made.ledger(row["method"], min(made.runs[row["method"]])):
+    for line in reported.ledger(row["method"], min(reported.runs[row["method"]])):
         if line["kind"] != "setup":
             sums[DIRECTIONS[line["kind"]]] += int(line["bytes"])
-    counted = sum(sums.values()) if row["direction"] == "in all" else sums[row["direction"]]
+    byte_count = sum(sums.values()) if row["direction"] == "in all" else sums[row["direction"]]
     return {
-        "bytes expected": f"{counted:,d}",
-        "bytes measured": f"{counted:,d}",
+        "bytes expected": f"{byte_count:,d}",
+        "bytes measured": f"{byte_count:,d}",
         "difference": "equal",
     }
 
 
-def formulas(made: Made, row: dict[str, str]) -> dict[str, str]:
+def formulas(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
     return {
         "closed form": "; ".join(
             algorithms.find(name).traits.bytes_formula for name in row["method"].split("+")
@@ -268,27 +273,29 @@ def formulas(made: Made, row: dict[str, str]) -> dict[str, str]:
     }
 
 
-def environments(made: Made, row: dict[str, str]) -> dict[str, str]:
-    runs = made.runs[row["method"]]
-    told = loaded(runs[min(runs)] / "env.json")
-    named = {"Comity": "comity", "data's fingerprint": "fingerprint"}
-    found = {
-        head: str(told.get(named.get(head, head.lower()), ""))
+def environments(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
+    runs = reported.runs[row["method"]]
+    environment = read_json(runs[min(runs)] / "env.json")
+    keys = {"Comity": "comity", "data's fingerprint": "fingerprint"}
+    cells = {
+        head: str(environment.get(keys.get(head, head.lower()), ""))
         for head in row
         if head not in ("method", "seeds")
     }
-    return found | {"seeds": ", ".join(map(str, sorted(runs)))}
+    return cells | {"seeds": ", ".join(map(str, sorted(runs)))}
 
 
-def configuration(made: Made, row: dict[str, str]) -> dict[str, str]:
-    told = {
+def configuration(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
+    configs = {
         method: tomllib.loads((seeds[min(seeds)] / "config.toml").read_text(encoding="utf-8"))
-        for method, seeds in made.runs.items()
+        for method, seeds in reported.runs.items()
     }
-    values = {method: settings.get(row["setting"]) for method, settings in told.items()}
+    values = {method: settings.get(row["setting"]) for method, settings in configs.items()}
     if len({json.dumps(value) for value in values.values()}) > 1:
         return {
-            "value": "; ".join(f"{method}: {values[method] or 'none'}" for method in methods(made))
+            "value": "; ".join(
+                f"{method}: {values[method] or 'none'}" for method in methods(reported)
+            )
         }
     value = next(iter(values.values()))
     if value is None:  # a default that config.toml does not write down
@@ -302,11 +309,11 @@ def configuration(made: Made, row: dict[str, str]) -> dict[str, str]:
     }
 
 
-def methods(made: Made) -> list[str]:
-    return [row["method"] for row in made.page.records("environments")]
+def methods(reported: ReportedRuns) -> list[str]:
+    return [row["method"] for row in reported.page.records("environments")]
 
 
-CHECKED: dict[str, Callable[[Made, dict[str, str]], dict[str, str]]] = {
+EXPECTED_CELLS: dict[str, Callable[[ReportedRuns, dict[str, str]], dict[str, str]]] = {
     "ranking": ranking,
     "answers": answers,
     "ideas": ideas,
@@ -319,69 +326,74 @@ CHECKED: dict[str, Callable[[Made, dict[str, str]], dict[str, str]]] = {
     "environments": environments,
     "configuration": configuration,
 }
-NAMED_BY = {"method", "party", "direction", "call", "setting"}
-"""Columns that say what a row is about."""
-ELSEWHERE = {"rounds to target", "bytes to target"}
-"""Columns that test_report_figures works out."""
+KEY_COLUMNS = {"method", "party", "direction", "call", "setting"}
+"""Columns that identify a row."""
+OTHER_COLUMNS = {"rounds to target", "bytes to target"}
+"""Columns that test_report_figures checks."""
 FROM_MODELS = {"separability"}
-"""What a probe makes of representations: no file says it."""
+"""Tables of probes on the models' representations, which are in no file."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_cell(pages: dict[str, Made], kind: str) -> None:
-    made = pages[kind]
-    assert not made.page.broken, made.page.notes
+def test_every_cell_of_every_table(pages: dict[str, ReportedRuns], kind: str) -> None:
+    reported = pages[kind]
+    assert not reported.page.failed_sections, reported.page.notes
     cells = 0
-    for name, tables in made.page.named.items():
+    for name, tables in reported.page.tables_by_name.items():
         if name in FROM_MODELS:
             continue
         for heads, *body in tables:
             for line in body:
                 row = dict(zip(heads, line, strict=True))
-                expected = CHECKED[name](made, row)
-                assert expected.keys() == row.keys() - NAMED_BY - ELSEWHERE, (
-                    f"{kind}, {name}: a column that nobody checks"
+                expected = EXPECTED_CELLS[name](reported, row)
+                assert expected.keys() == row.keys() - KEY_COLUMNS - OTHER_COLUMNS, (
+                    f"{kind}, {name}: a column without a check"
                 )
                 assert {head: row[head] for head in expected} == expected, f"{kind}, {name}"
                 cells += len(expected)
     assert cells > 20
 
 
-def test_what_a_probe_says_is_a_share(pages: dict[str, Made]) -> None:
-    told = [
-        row for made in pages.values() for row in made.page.named.get("separability", [[[]]])[0][1:]
+def test_accuracies_of_probes_are_percentages(pages: dict[str, ReportedRuns]) -> None:
+    probe_rows = [
+        row
+        for reported in pages.values()
+        for row in reported.page.tables_by_name.get("separability", [[[]]])[0][1:]
     ]
-    assert len(told) > 4
-    for *_, right, chance in told:
+    assert len(probe_rows) > 4
+    for *_, right, chance in probe_rows:
         assert 0 <= float(right.rstrip("%")) <= 100
         assert 0 < float(chance.rstrip("%")) < 100
 
 
 @pytest.mark.parametrize("kind", ["heart", "sensors", "amounts"])
-def test_curves_and_gains(pages: dict[str, Made], kind: str) -> None:
-    made = pages[kind]
-    drawn = {
-        (row["method"], row["round"]): row for row in made.page.rows("curves") if row["party"] == ""
+def test_curves_and_gains(pages: dict[str, ReportedRuns], kind: str) -> None:
+    reported = pages[kind]
+    curve_rows = {
+        (row["method"], row["round"]): row
+        for row in reported.page.rows("curves")
+        if row["party"] == ""
     }
-    for method, seeds in made.runs.items():
+    for method, seeds in reported.runs.items():
         for t in (0, 1, 2):
-            each = []
+            means = []
             for folder in seeds.values():
                 values = [float(r["value"]) for r in rows(folder / "metrics.csv")
-                          if (r["round"], r["split"], r["metric"]) == (str(t), "test", made.metric)]  # fmt: skip
-                each.append(statistics.fmean(values))
-            row = drawn.pop((method, t))
-            assert row[made.metric] == pytest.approx(statistics.fmean(each))
-            assert row["spread"] == pytest.approx(statistics.pstdev(each))
+                          if (r["round"], r["split"], r["metric"]) == (str(t), "test", reported.metric)]  # fmt: skip
+                means.append(statistics.fmean(values))
+            row = curve_rows.pop((method, t))
+            assert row[reported.metric] == pytest.approx(statistics.fmean(means))
+            assert row["spread"] == pytest.approx(statistics.pstdev(means))
         if method != "solo":
-            gained = made.page.rows(f"gains-{method}")
-            assert gained
-            for row in gained:
-                for name, column in ((method, made.metric), ("solo", "solo")):
+            gain_rows = reported.page.rows(f"gains-{method}")
+            assert gain_rows
+            for row in gain_rows:
+                for name, column in ((method, reported.metric), ("solo", "solo")):
                     figures = [
-                        s[made.metric]["per_party"][row["party"]] for s in made.summaries(name)
+                        s[reported.metric]["per_party"][row["party"]]
+                        for s in reported.summaries(name)
                     ]
                     assert row[column] == pytest.approx(statistics.fmean(figures))
-                assert row["gain"] == pytest.approx(row[made.metric] - row["solo"], abs=1e-9)
+                assert row["gain"] == pytest.approx(row[reported.metric] - row["solo"], abs=1e-9)
                 assert row["low"] <= row["gain"] <= row["high"]
-    assert not drawn
+    assert not curve_rows

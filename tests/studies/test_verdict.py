@@ -1,4 +1,4 @@
-"""What a comparison says of everybody together: every sentence from figures that are given here."""
+"""The overall verdict of a comparison: each sentence for given figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
 def row(
     name: str,
     gain: Estimate | None,
-    sent: float = 1e6,
-    judged: Estimate | None = None,
+    total_bytes: float = 1e6,
+    judged_gain: Estimate | None = None,
     **gains: Estimate,
 ) -> MethodSummary:
     figures = {"figure": [0.8], "worst_figure": [0.7], "accuracy": [0.8], "worst": [0.7]}
@@ -22,10 +22,10 @@ def row(
         "accuracy",
         **figures,  # type: ignore[arg-type]
         gain=gain,
-        gain_of_judged=judged or gain,
+        gain_of_judged=judged_gain or gain,
         gains=gains,
         parties=4,
-        bytes={"total": sent, "peer": sent / 2},
+        bytes={"total": total_bytes, "peer": total_bytes / 2},
         seconds=1.0,
         joined=None,
         joined_gain=None,
@@ -52,7 +52,7 @@ CLEAR, WORSE, OPEN = (
         (OPEN, "Not clearly, on average: "),
     ],
 )
-def test_does_it_help(gain: Estimate, begins: str) -> None:
+def test_first_answer_says_whether_collaboration_helps(gain: Estimate, begins: str) -> None:
     verdict = overall_verdict([row("fedavg", gain)], [], 1)
     assert verdict is not None
     points = f"{100 * gain.gain:+.1f} points of accuracy over training alone"
@@ -63,13 +63,13 @@ def test_does_it_help(gain: Estimate, begins: str) -> None:
     )
     assert ("cannot be told from none here" in verdict.sure) == (gain is OPEN)
     assert list(verdict.questions) == list(QUESTIONS[:1] + QUESTIONS[2:]), (
-        "nobody was judged by himself"
+        "no party has its own verdict"
     )
 
 
-def test_whom_at_what_cost_and_how_sure() -> None:
+def test_other_answers_of_the_verdict() -> None:
     rows = [
-        row("relay", Estimate(0.03, 0.0, 0.06), sent=2e5),
+        row("relay", Estimate(0.03, 0.0, 0.06), total_bytes=2e5),
         row("fedavg", CLEAR, 4e6, Estimate(0.04, 0.01, 0.07), north=CLEAR, south=OPEN, east=WORSE),
         row("adcol", WORSE, 1e3, None, north=WORSE, south=WORSE),
     ]
@@ -107,7 +107,7 @@ def test_whom_at_what_cost_and_how_sure() -> None:
     )
 
 
-def test_parties_of_several_seeds_are_said_to_be() -> None:
+def test_parties_of_several_seeds_are_counted_per_seed() -> None:
     gains = {f"p{k} (seed {seed})": OPEN for k in range(4) for seed in (0, 1)}
     verdict = overall_verdict(
         [row("fedavg", OPEN, 1e6, OPEN, **gains)], [answer(name, "level") for name in gains], 2
@@ -118,5 +118,5 @@ def test_parties_of_several_seeds_are_said_to_be() -> None:
     )
 
 
-def test_without_training_alone_nothing_is_said() -> None:
+def test_no_verdict_without_solo() -> None:
     assert overall_verdict([row("fedavg", None)], [], 1) is None

@@ -1,4 +1,4 @@
-"""Planned absences of parties, and those that a run had."""
+"""Tables of planned absences, and the absences that a run recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS = (
 
 
 def plan(folder: Path, *lines: str, heads: str = "party,round,call,how") -> str:
-    """A table of planned absences."""
+    """Write a table of planned absences. Returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.csv"
     path.write_text("\n".join([heads, *lines]) + "\n")

@@ -1,4 +1,4 @@
-"""The ledger against the method's own formula for its traffic."""
+"""Checks of a run's ledger against its method's formula for the traffic."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from comity.studies import plan
 
 
 def by_round(result: comity.Result) -> dict[int, Counter[str]]:
-    """Bytes by round and kind, as they were charged."""
-    found: dict[int, Counter[str]] = {t: Counter() for t in range(result.job.experiment.rounds + 1)}
+    """Bytes in the ledger by round and kind."""
+    totals: dict[int, Counter[str]] = {
+        t: Counter() for t in range(result.job.experiment.rounds + 1)
+    }
     for row in result.ledger:
-        found[row.round][row.kind] += row.bytes
-    return found
+        totals[row.round][row.kind] += row.bytes
+    return totals
 
 
 def assert_closed_forms(result: comity.Result) -> None:
-    """What crossed before round 1 and in each round is what the method's formula says, to the byte."""
-    start, each = plan.traffic(result.job)
-    charged = by_round(result)
-    for t, formula in enumerate([start, *each]):
+    """Check that the bytes before round 1 and in each round equal the method's formula."""
+    start, round_formulas = plan.traffic(result.job)
+    ledger_totals = by_round(result)
+    for t, formula in enumerate([start, *round_formulas]):
         for kind in ("up", "down", "peer"):
-            assert charged[t][kind] == getattr(formula, kind), f"{kind} of round {t}"
+            assert ledger_totals[t][kind] == getattr(formula, kind), f"{kind} of round {t}"

@@ -1,8 +1,8 @@
-"""A user's own file, and the only method here whose parties write to each other: each sends its
-model to the next in a ring.
+"""A user method whose parties send messages to each other: each sends its model to the next in a
+ring.
 
-Idea: a party mixes what it got with its own model and trains; the server carries sealed parcels
-that it cannot open.
+Idea: a party averages the model that it received with its own and trains; the server forwards
+sealed messages that it cannot open.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Parcel:
 
 @record
 class After:
-    """Who comes after a party in the ring."""
+    """The id of the next party in the ring."""
 
     id: int
 
 
 @record
 class Posted:
-    """A parcel as the server sees it."""
+    """A sealed message, as the server sees it."""
 
     sealed: Sealed[Parcel]
 
@@ -68,27 +68,27 @@ class Gossip(Algorithm[Empty, Params, Empty]):
 
     def round(self, s: Empty, server: Server, t: int) -> Empty:
         ring = server.sample(t)
-        after = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
-        posted = server.call(self.offer, {i: After(after[i]) for i in ring})
+        successor = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
+        replies = server.call(self.offer, {i: After(successor[i]) for i in ring})
         server.call(
             self.local,
             dict.fromkeys(ring, Empty()),
-            sealed_messages={(i, after[i]): posted[i].sealed for i in ring},
+            sealed_messages={(i, successor[i]): replies[i].sealed for i in ring},
         )
         return s
 
     @on_party
-    async def offer(self, mine: Params, m: After, party: Party, key: Key) -> tuple[Params, Posted]:
-        return mine, Posted(seal(Parcel(mine), to=m.id))
+    async def offer(self, state: Params, m: After, party: Party, key: Key) -> tuple[Params, Posted]:
+        return state, Posted(seal(Parcel(state), to=m.id))
 
     @on_party
-    async def local(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
-        (theirs,) = party.inbox.values()
-        mixed = average({0: mine, 1: theirs.theta}, {0: 1 - self.share, 1: self.share})
-        return (await party.fit(plain, mixed, key)).theta, Empty()
+    async def local(self, state: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Empty]:
+        (message,) = party.inbox.values()
+        mean = average({0: state, 1: message.theta}, {0: 1 - self.share, 1: self.share})
+        return (await party.fit(plain, mean, key)).theta, Empty()
 
-    def deployed_model(self, mine: Params, m: Empty, party: Party) -> Params:
-        return mine
+    def deployed_model(self, state: Params, m: Empty, party: Party) -> Params:
+        return state
 
 
 @accounts_for(Gossip)

@@ -10,7 +10,7 @@ from comity.runs.server_run import Quiet
 
 
 class Watch(Quiet):
-    """Notes where a run begins."""
+    """Records the first round of a run."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -20,16 +20,16 @@ class Watch(Quiet):
 
 
 class Interrupt(Watch):
-    """Stops a run in the middle of a round: some parties have answered, others have not."""
+    """Interrupts a run in the middle of a round: some parties have replied, others have not."""
 
     def __init__(self, during: int, answers: int = 1) -> None:
         super().__init__()
-        self.now, self.during, self.left = 0, during, answers
+        self.now, self.during, self.replies_left = 0, during, answers
 
     def add_replies(self, count: int) -> None:
         if self.now == self.during:
-            self.left -= count
-            if self.left <= 0:
+            self.replies_left -= count
+            if self.replies_left <= 0:
                 raise KeyboardInterrupt
 
     def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
@@ -37,7 +37,7 @@ class Interrupt(Watch):
 
 
 class Kill(Watch):
-    """No exception, no clean-up: the process is gone."""
+    """Kills the process after round 2, without an exception and without clean-up."""
 
     def round(self, t: int, accuracy: float | None, ledger: Any) -> None:
         if t == 2:

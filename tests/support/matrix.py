@@ -1,5 +1,5 @@
-"""The matrix: every algorithm there is, four ragged parties with small images, and what a run
-leaves behind.
+"""The matrix of tests over methods: every algorithm, four parties of different sizes with small
+images, and the results of a run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from comity.spec import parse
 GOSSIP = str(Path(__file__).with_name("gossip.py"))
 TUNED = str(Path(__file__).with_name("tuned.py"))
 HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
-# A generator's thousand steps show nothing that five do not, nor do ten epochs of a head that two
-# do not. Noise is to be given: less of ldp's takes a second to account for, with more the classes
-# of these few samples are not told. Four parties are too few to spare one by Krum.
+# Fewer steps and epochs, to save time. `dp` and `ldp` need a noise level: with less noise the
+# accounting of `ldp` takes a second, with more noise the few samples are not classified. Krum
+# cannot discard one of four parties.
 BRIEF = {
     "ccvr": "ccvr(virtual=5,calibration_epochs=2)",
     "dp": "dp(noise=1)",
@@ -31,12 +31,10 @@ BRIEF = {
     "krum": "krum(f=0)",
     "ldp": "ldp(noise=0.4)",
 }
-STEEP = ("feduad", "fedufo", "fd")  # with steps of 0.1 on a dozen samples these run away
+STEEP = ("feduad", "fedufo", "fd")  # these diverge with a learning rate of 0.1 on a dozen samples
 BATCHNORM = "fedbn-cnn(scale=0.06)"
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv", "privacy.csv")
-VARIANTS: dict[
-    str, dict[str, Any]
-] = {  # settings under which a method has other states or other calls
+VARIANTS: dict[str, dict[str, Any]] = {  # settings that change a method's states or calls
     "adcol(slots=cohort,hidden=8)": {"participation": 0.5},
     "adcol(past=3,hidden=8)": {},
     "adcol(aggregate=predictor,hidden=8)": {},
@@ -56,7 +54,7 @@ VARIANTS: dict[
 
 @cache
 def methods() -> list[str]:
-    """Every algorithm that stands alone."""
+    """Every algorithm that is not a wrapper."""
     return [
         BRIEF.get(name, name)
         for name in algorithms.names()
@@ -66,7 +64,7 @@ def methods() -> list[str]:
 
 @cache
 def wrappers() -> list[str]:
-    """Every algorithm that goes around another."""
+    """Every wrapper."""
     return [
         BRIEF.get(name, name)
         for name in algorithms.names()
@@ -74,8 +72,8 @@ def wrappers() -> list[str]:
     ]
 
 
-def accepted(text: str) -> bool:
-    """Whether a composition makes sense."""
+def is_valid(text: str) -> bool:
+    """Whether a composition is valid."""
     try:
         algorithms.compose(text)
     except UsageError:
@@ -85,35 +83,35 @@ def accepted(text: str) -> bool:
 
 @cache
 def compositions() -> list[str]:
-    """Every method alone, every wrapper around the usual hosts or around whichever it accepts: new
-    files come by themselves.
+    """Every method alone, and every wrapper around the usual hosts, or around all hosts that it
+    accepts if it accepts none of those. New methods are included automatically.
     """
-    made = [*methods()]
+    texts = [*methods()]
     for wrapper in wrappers():
-        alike = issubclass(
+        accepts_any_host = issubclass(
             algorithms.find(parse(wrapper).name), AsHost
-        )  # what it does it does to any host
-        hosts = HOSTS[:2] if alike else HOSTS
-        usual = [f"{host}+{wrapper}" for host in hosts if accepted(f"{host}+{wrapper}")]
-        made += usual or [
-            f"{host}+{wrapper}" for host in methods() if accepted(f"{host}+{wrapper}")
+        )  # its effect does not depend on the host
+        hosts = HOSTS[:2] if accepts_any_host else HOSTS
+        usual = [f"{host}+{wrapper}" for host in hosts if is_valid(f"{host}+{wrapper}")]
+        texts += usual or [
+            f"{host}+{wrapper}" for host in methods() if is_valid(f"{host}+{wrapper}")
         ]
-    return made
+    return texts
 
 
 def wrapped(wrapper: str) -> str:
-    """A wrapper around a method that it can go around."""
+    """A wrapper around a host that it accepts."""
     return f"relay+{wrapper}" if wrapper.startswith("ldp") else f"fedavg+{wrapper}"
 
 
 def short(text: str) -> str:
-    """A name for a test."""
+    """The id of a test."""
     return text if text != GOSSIP else "gossip.py"
 
 
 @cache
 def ragged() -> comity.Federation:
-    """North has the most samples and west the fewest; one training part leaves a last batch of one."""
+    """Four parties of different sizes; the last batch of one party has a single sample."""
     digits = comity.load("digits")
     parties, at = {}, 0
     for name, learn, test in (
@@ -132,12 +130,12 @@ def ragged() -> comity.Federation:
 
 
 def network(text: str) -> str:
-    """What is trained: with BatchNorm, wherever that can be."""
+    """The model of a run: with BatchNorm, unless the method does not allow it."""
     return "lenet5(width=8)" if "+dp" in text else BATCHNORM
 
 
 def run(text: str, out: Path, **settings: Any) -> comity.Result:
-    """A small run in a folder."""
+    """Do a small run in a folder."""
     gentle = text.startswith(STEEP)
     usual: dict[str, Any] = {
         "model": network(text),
@@ -149,10 +147,10 @@ def run(text: str, out: Path, **settings: Any) -> comity.Result:
 
 
 def tables(folder: Path) -> dict[str, bytes]:
-    """All that may not vary between equal runs."""
+    """The tables that must be equal in equal runs."""
     return {name: (folder / name).read_bytes() for name in TABLES if (folder / name).exists()}
 
 
 def weights(result: comity.Result) -> dict[str, Params]:
-    """What each party would deploy."""
+    """The deployed weights of each party."""
     return {name: result.model(name).theta for name in result.job.info.names}

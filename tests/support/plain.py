@@ -1,4 +1,4 @@
-"""Training without Comity: torch's own layers and optimizers on the very batches that a party sees."""
+"""Training without Comity: torch's layers and optimizers on the same batches that a party gets."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def head(theta: Params, z: Tensor) -> Tensor:
 
 
 def cross_entropy(theta: Params, batch: Batch) -> Tensor:
-    """What everybody minimises, unless told."""
+    """The default loss of all parties."""
     return F.cross_entropy(head(theta, features(theta, batch.x)), batch.y)
 
 
 class Trainer:
-    """Weights, and an optimizer that remembers."""
+    """Weights, and an optimizer with its state."""
 
     def __init__(
         self, theta: Params, make: Optimizer, only: Callable[[str], bool] = lambda name: True
@@ -46,7 +46,7 @@ class Trainer:
         self.optimizer = make([self.theta[name] for name in self.names])
 
     def set(self, theta: Params) -> None:
-        """Go on from other weights; the optimizer knows nothing of it."""
+        """Replace the weights; the optimizer keeps its state."""
         with torch.no_grad():
             for name, value in theta.items():
                 self.theta[name].copy_(value)
@@ -54,7 +54,7 @@ class Trainer:
     def train(
         self, stream: Iterator[Batch], loss: Callable[[Params, Batch], Tensor] = cross_entropy
     ) -> Params:
-        """A step on each batch; the weights afterwards."""
+        """Take a step on each batch. Returns the weights."""
         for batch in stream:
             self.optimizer.zero_grad()
             loss(self.theta, batch).backward()
@@ -67,34 +67,32 @@ class Trainer:
 
 
 def stream(
-    result: comity.Result, i: int, t: int, function: str, part: str = "", **how: Any
+    result: comity.Result, i: int, t: int, function: str, part: str = "", **changes: Any
 ) -> Iterator[Batch]:
-    """The batches of party i in a work of round t, in the experiment's way of training or in
-    another.
+    """The batches of party i in a call of round t, with the experiment's training settings or with
+    `changes` to them.
     """
     party = result.job.parties[i]
     key = Key.root(result.job.experiment.seed).fold("party", i, t, stream_name(function), 0)
     return batches(
         party.data.train,
         key.fold(part) if part else key,
-        type(party.training)(**vars(party.training) | how),
+        type(party.training)(**vars(party.training) | changes),
     )
 
 
 def first(result: comity.Result) -> Params:
-    """The weights that everybody starts with."""
+    """The initial weights of all parties."""
     return result.job.info.task.init(Key.root(result.job.experiment.seed).fold("init"))
 
 
 def assert_close(ours: Params, theirs: Params) -> None:
-    """Up to rounding: `fit` adds a linear layer's gradient to its weights without ever writing it
-    out.
-    """
+    """Check equality up to rounding: `fit` never stores the gradient of a linear layer."""
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def assert_equal(ours: Params, theirs: Params) -> None:
-    """Bit for bit."""
+    """Check equality to the bit."""
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         assert torch.equal(ours[name], value), (

@@ -36,7 +36,7 @@ from comity.privacy.secagg import (
 
 M = TypeVar("M")
 NEVER = 9
-"""A step after the last: a site that is lost there is not lost."""
+"""A step after the last: a site that is lost at this step replies in all steps."""
 
 
 class PinnedKeys:
@@ -126,7 +126,7 @@ def terms_of(
 
 
 def through_bytes(message: M) -> M:
-    """A message as it arrives."""
+    """A message as its recipient reads it."""
     return from_bytes(type(message), to_bytes(message))
 
 
@@ -189,8 +189,8 @@ class SecureRound:
     ) -> Survivors:
         for name in self.answering(3):
             weight = weights[name] if weights else self.terms.encoding.largest_weight
-            masked = self.sites[name].masked(self.inboxes[name], replies[name], weight)
-            self.masked[name] = through_bytes(masked)
+            masked_reply = self.sites[name].masked(self.inboxes[name], replies[name], weight)
+            self.masked[name] = through_bytes(masked_reply)
             self.server.add_masked(self.masked[name])
         self.survivors = through_bytes(self.server.close())
         return self.survivors

@@ -1,7 +1,6 @@
-"""A user's own file, and the only method here that does something after the last round: each party
-fine-tunes the global model.
+"""A user method that does something after the last round: each party fine-tunes the global model.
 
-Idea: FedAvg, then an epoch at each party, whose result it keeps.
+Idea: FedAvg, then an epoch of training at each party, which keeps the result.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Tuned(FedAvg):
         return s
 
     @on_party
-    async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Empty]:
-        how = replace(party.training, epochs=self.tune_epochs, steps=None)
-        return (await party.fit(plain, m.theta | mine, key, training=how)).theta, Empty()
+    async def tune(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Empty]:
+        training = replace(party.training, epochs=self.tune_epochs, steps=None)
+        return (await party.fit(plain, m.theta | state, key, training=training)).theta, Empty()
 
     traits = replace(FedAvg.traits, one_model=False, finishes=True)
 

@@ -1,10 +1,10 @@
-"""Blobs and parcels that nobody wrote: mutants of legitimate ones, by the hundred thousand.
+"""Fuzz test of the codec: mutants of valid blobs and sealed messages, by the hundred thousand.
 
     python tests/wire/fuzz.py --count 100000 [--seed 0]
 
-Whatever a mutant is, `decode` (and `Lock.open`, for parcels) returns a tree that can be weighed,
-listed and written again, or raises a ComityError; it does so in little time and memory. Prints how
-many were read and why the others were refused.
+For every mutant, `decode` (and `Lock.open`, for sealed messages) returns a tree that can be
+counted, listed and encoded again, or raises a ComityError, within limits of time and memory. Prints
+how many were read and why the others were refused.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from comity.wire.codec import decode, encode
 from comity.wire.sealing import Lock, SharedSecret
 
 SECONDS = 2.0
-"""How long one mutant may take, on a busy machine."""
+"""Largest time for one mutant, on a busy machine."""
 MEGABYTES = 400
-"""How much memory all of them together may add."""
+"""Largest growth of memory for all mutants together."""
 CALL = CallId("local", 0, 3, 0)
 SENDER, RECIPIENT = 1, 2
 
 
 @record
 class Odd:
-    """A bit of everything."""
+    """A record with fields of all kinds."""
 
     numbers: list[int]
     words: dict[str, str | None]
@@ -94,8 +94,8 @@ def new_lock() -> Lock:
     return Lock(SharedSecret(bytes(range(32))), b"a run")
 
 
-def parcel_blob(content: Any) -> bytes:
-    """A party's inbox on its way."""
+def sealed_message_blob(content: Any) -> bytes:
+    """An encoded inbox with one sealed message."""
     sealed = seal(content, to=(RECIPIENT, 5))
     set_origin(sealed, SENDER, CALL.round)
     return encode({RECIPIENT: {SENDER: new_lock().close(sealed)}}, sealed_messages=True)
@@ -105,7 +105,7 @@ def parcel_blob(content: Any) -> bytes:
 
 
 Mutation = Callable[[random.Random, bytes, bytes], bytes]
-"""From a blob, and another one to take from."""
+"""Makes a mutant from a blob and another blob that it may copy from."""
 ATOMS: tuple[Any, ...] = (
     0, 1, -1, 2, 7, 255, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30, 0.5, -0.0, float("nan"), float("inf"), True, False, None, "",
     "x", "\ud800", "é", "0", "comity.base.record:Model", "comity.base.record:Cipher", "comity.base.record:Empty", [], {}, [[]],
@@ -132,40 +132,40 @@ KEYS = (
 )
 
 
-def flipped(draw: random.Random, blob: bytes, other: bytes) -> bytes:
-    made = bytearray(blob)
+def flip_bytes(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+    mutant = bytearray(blob)
     for _ in range(draw.randint(1, 8)):
-        made[draw.randrange(len(made))] = draw.randrange(256)
-    return bytes(made)
+        mutant[draw.randrange(len(mutant))] = draw.randrange(256)
+    return bytes(mutant)
 
 
-def other_numbers(draw: random.Random, blob: bytes, other: bytes) -> bytes:
-    """Only what is after the header: tensors, and in parcels the ciphertext."""
-    header, data = apart(blob)
-    return rebuilt(header, flipped(draw, data, other)) if data else blob
+def mutate_data(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+    """Flip bytes after the header: tensors, and the ciphertext of sealed messages."""
+    header, data = split_blob(blob)
+    return build_blob(header, flip_bytes(draw, data, other)) if data else blob
 
 
-def cut(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+def truncate(draw: random.Random, blob: bytes, other: bytes) -> bytes:
     return blob[: draw.randrange(len(blob))]
 
 
-def grown(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+def append_bytes(draw: random.Random, blob: bytes, other: bytes) -> bytes:
     return blob + draw.randbytes(draw.randint(1, 64))
 
 
-def spliced(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+def splice(draw: random.Random, blob: bytes, other: bytes) -> bytes:
     return blob[: draw.randrange(len(blob))] + other[draw.randrange(len(other)) :]
 
 
-def repeated(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+def repeat_bytes(draw: random.Random, blob: bytes, other: bytes) -> bytes:
     a, b = sorted(draw.sample(range(len(blob) + 1), 2))
     return blob[:b] + blob[a:b] * draw.randint(1, 3) + blob[b:]
 
 
-def swapped(draw: random.Random, blob: bytes, other: bytes) -> bytes:
-    """The header of one over the tensors of the other."""
-    size, theirs = (8 + int.from_bytes(b[:8], "little") for b in (blob, other))
-    return blob[:size] + other[theirs:]
+def swap_tensors(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+    """The header of one blob with the tensors of the other."""
+    size, other_size = (8 + int.from_bytes(b[:8], "little") for b in (blob, other))
+    return blob[:size] + other[other_size:]
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
@@ -182,8 +182,8 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
         yield from places(item)
 
 
-def disturbed(draw: random.Random, tree: Any, other: Any) -> Any:
-    """A JSON tree with a few nodes changed, moved, copied, renamed or gone."""
+def mutate_tree(draw: random.Random, tree: Any, other: Any) -> Any:
+    """Change, move, copy, rename or delete a few nodes of a JSON tree."""
     box = [tree]
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         where = list(places(box))
@@ -191,73 +191,71 @@ def disturbed(draw: random.Random, tree: Any, other: Any) -> Any:
         source, name = draw.choice(list(places([other])) if draw.random() < 0.5 else where)
         what = draw.randrange(6)
         if what == 0:
-            holder[key] = copied(draw.choice(ATOMS))
+            holder[key] = copy_json(draw.choice(ATOMS))
         elif what == 1:
-            holder[key] = copied(source[name])
+            holder[key] = copy_json(source[name])
         elif what == 2 and isinstance(holder[key], int):
             holder[key] += draw.choice((-1, 1, 2, 2**20))
         elif what == 3 and isinstance(holder, dict):
             holder[draw.choice(KEYS)] = holder.pop(key)
         elif what == 4 and isinstance(holder, list):
-            holder.insert(key, copied(source[name]))
+            holder.insert(key, copy_json(source[name]))
         elif holder is not box:
             del holder[key]
     return box[0]
 
 
-def copied(tree: Any) -> Any:
+def copy_json(tree: Any) -> Any:
     return json.loads(json.dumps(tree))
 
 
-def rebuilt(header: Any, data: bytes) -> bytes:
+def build_blob(header: Any, data: bytes) -> bytes:
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + data
 
 
-def apart(blob: bytes) -> tuple[Any, bytes]:
+def split_blob(blob: bytes) -> tuple[Any, bytes]:
     size = 8 + int.from_bytes(blob[:8], "little")
     return json.loads(blob[8:size]), blob[size:]
 
 
-def other_tree(draw: random.Random, blob: bytes, other: bytes) -> bytes:
-    (header, data), (theirs, _) = apart(blob), apart(other)
-    tree, fodder = (json.loads(h["__metadata__"]["tree"]) for h in (header, theirs))
-    header["__metadata__"]["tree"] = json.dumps(disturbed(draw, tree, fodder))
-    return rebuilt(header, data)
+def mutate_content(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+    (header, data), (other_header, _) = split_blob(blob), split_blob(other)
+    tree, other_content = (json.loads(h["__metadata__"]["tree"]) for h in (header, other_header))
+    header["__metadata__"]["tree"] = json.dumps(mutate_tree(draw, tree, other_content))
+    return build_blob(header, data)
 
 
-def other_header(draw: random.Random, blob: bytes, other: bytes) -> bytes:
-    (header, data), (theirs, _) = apart(blob), apart(other)
-    return rebuilt(disturbed(draw, header, theirs), data)
+def mutate_header(draw: random.Random, blob: bytes, other: bytes) -> bytes:
+    (header, data), (other_header, _) = split_blob(blob), split_blob(other)
+    return build_blob(mutate_tree(draw, header, other_header), data)
 
 
 MUTATIONS: tuple[Mutation, ...] = (
-    flipped, other_numbers, cut, grown, spliced, repeated, swapped, *[other_tree] * 8, *[other_header] * 3,
+    flip_bytes, mutate_data, truncate, append_bytes, splice, repeat_bytes, swap_tensors, *[mutate_content] * 8, *[mutate_header] * 3,
 )  # fmt: skip
 
 
 def mutants(seeds: list[bytes], count: int, draw: random.Random) -> Iterator[tuple[int, bytes]]:
-    """So many, each with the number of the blob it was made of."""
+    """Make `count` mutants, each with the index of its original blob."""
     for _ in range(count):
         n = draw.randrange(len(seeds))
         yield n, draw.choice(MUTATIONS)(draw, seeds[n], draw.choice(seeds))
 
 
-# --- what must hold
+# --- checks
 
 
 class Outcome(NamedTuple):
-    """What came of mutants."""
+    """How many mutants were read, why the others were refused, and the longest time."""
 
     read: int
     refused: Counter[str]
     slowest: float
 
 
-def occurrence(tree: Any) -> None:
-    """All that is done with what was read; a tree that was read can be written, and is then the
-    same.
-    """
+def check_tree(tree: Any) -> None:
+    """Use a decoded tree as Comity does; it can be encoded, and decodes to the same tree."""
     payload(tree)
     leaves(tree)
     read_only(tree)
@@ -266,27 +264,27 @@ def occurrence(tree: Any) -> None:
 
 
 def read_blob(n: int, blob: bytes) -> None:
-    occurrence(decode(blob))
+    check_tree(decode(blob))
 
 
-def open_parcel(contents: list[bytes]) -> Callable[[int, bytes], None]:
-    """Receive a parcel from somebody who may have changed it: what opens is what was sent."""
+def open_sealed_message(contents: list[bytes]) -> Callable[[int, bytes], None]:
+    """Receive sealed messages that may have been changed: only original contents open."""
 
-    def opened(n: int, blob: bytes) -> None:
+    def open_and_check(n: int, blob: bytes) -> None:
         inboxes = decode(blob, sealed_messages=True)
         payload(inboxes)
         for inbox in new_lock().open(inboxes, CALL).values():
             assert all(encode(unseal(sealed)) in contents for sealed in inbox.values()), (
-                "a parcel opened that nobody sent"
+                "a sealed message opened with a content that nobody sent"
             )
 
-    return opened
+    return open_and_check
 
 
-def tried(
+def receive_mutants(
     seeds: list[bytes], receive: Callable[[int, bytes], None], count: int, seed: int
 ) -> Outcome:
-    """Make mutants and receive them; an AssertionError or any foreign exception is a fault of ours."""
+    """Make mutants and receive them. Any exception other than a ComityError is a failure."""
     draw = random.Random(seed)
     read, slowest = 0, 0.0
     refused: Counter[str] = Counter()
@@ -306,18 +304,18 @@ def tried(
 
 
 def fuzz(count: int, seed: int) -> tuple[Outcome, Outcome]:
-    """A tenth of them parcels, the others blobs."""
+    """Receive mutants: one tenth sealed messages, the others blobs."""
     trees = legitimate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    blobs = tried([encode(tree) for tree in trees], read_blob, count - count // 10, seed)
-    sealed_messages = tried(
-        [parcel_blob(tree) for tree in trees],
-        open_parcel([encode(tree) for tree in trees]),
+    blobs = receive_mutants([encode(tree) for tree in trees], read_blob, count - count // 10, seed)
+    sealed_messages = receive_mutants(
+        [sealed_message_blob(tree) for tree in trees],
+        open_sealed_message([encode(tree) for tree in trees]),
         count // 10,
         seed + 1,
     )
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
-    assert grown < MEGABYTES, f"they took {grown} MB"
+    megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    assert megabytes < MEGABYTES, f"they took {megabytes} MB"
     return blobs, sealed_messages
 
 
@@ -325,9 +323,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for name, outcome in zip(("blobs", "parcels"), fuzz(asked.count, asked.seed), strict=True):
+    for name, outcome in zip(
+        ("blobs", "sealed messages"), fuzz(arguments.count, arguments.seed), strict=True
+    ):
         refused = outcome.refused.total()
         print(
             f"{name}: {outcome.read + refused} mutants, {outcome.read} read, {refused} refused;"
@@ -335,9 +335,9 @@ def main() -> None:
         )
         for reason, times in outcome.refused.most_common(12):
             print(f"  {times:7d}  {reason}")
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    megabytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
     print(
-        f"{time.perf_counter() - begin:.0f} s, {grown} MB more than at the start; nothing but a"
+        f"{time.perf_counter() - begin:.0f} s, {megabytes} MB more than at the start; nothing but a"
         " tree or a ComityError came out"
     )
 

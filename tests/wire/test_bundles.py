@@ -1,5 +1,5 @@
-"""Trees as bytes for engines that send bytes: what all get is there once, and comes out as it went
-in.
+"""Bundles, the encoding of trees for engines that send bytes: common tensors are packed once, and
+unpacking restores the tree.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from comity.studies.parallel import with_one_worker
 from comity.wire.bundles import pack, pack_for, unpack
 
 
-def test_what_all_get_is_there_once() -> None:
-    """A model for everybody, a row for each, and a table for two of three."""
+def test_common_tensors_are_packed_once() -> None:
+    """A model for all workers, a row for each, and a table for two of three."""
     theta = {"w": torch.randn(30, 20), "b": torch.randn(7)}
     table = torch.arange(5)
     rows = [torch.randn(3) for _ in range(3)]
@@ -39,27 +39,29 @@ def test_what_all_get_is_there_once() -> None:
         for w in range(3)
     }
     trees[0]["table"] = trees[2]["table"] = table
-    posts, bundles = pack_for(trees)
-    assert sorted(len(own) for _, own in posts.values()) == [2, 3, 3]
+    headers, bundles = pack_for(trees)
+    assert sorted(len(bundle_ids) for _, bundle_ids in headers.values()) == [2, 3, 3]
     assert (
         sum(bundle.nbytes for bundle in bundles) < 1.2 * (4 * 607 + 40 + 36) + 64 * len(bundles) * 2
     )
-    for w, (header, own) in posts.items():
-        came = unpack(header, *(bundles[g] for g in own))
-        assert came["messages"].keys() == trees[w]["messages"].keys()
-        assert came["messages"][9][1:] == (("local", 0, 1, 0), True)
+    for w, (header, bundle_ids) in headers.items():
+        content = unpack(header, *(bundles[g] for g in bundle_ids))
+        assert content["messages"].keys() == trees[w]["messages"].keys()
+        assert content["messages"][9][1:] == (("local", 0, 1, 0), True)
         tensors = (
             [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
-            for tree in (trees[w], came)
+            for tree in (trees[w], content)
         )
-        for here, there in zip(*tensors, strict=True):
-            assert torch.equal(here, there)
-            assert there.data_ptr() % 64 == 0, "as torch's own memory: BLAS may round by it"
-        assert came["messages"][w][0].theta["w"] is came["messages"][9][0].theta["w"]
+        for original_tensor, unpacked_tensor in zip(*tensors, strict=True):
+            assert torch.equal(original_tensor, unpacked_tensor)
+            assert unpacked_tensor.data_ptr() % 64 == 0, (
+                "as torch's own memory: BLAS may round by it"
+            )
+        assert content["messages"][w][0].theta["w"] is content["messages"][9][0].theta["w"]
 
 
-def test_a_bundle_is_copied_when_it_is_read() -> None:
-    """Others may read it as well, and what one of them does to its tensors is its own affair."""
+def test_unpacked_tensors_are_copies() -> None:
+    """A bundle has several readers; a change by one of them must not reach the others."""
     header, bundle = pack(
         {"x": torch.zeros(4), "none": torch.empty(0, 3), "yes": torch.tensor([True])}
     )
@@ -72,8 +74,8 @@ def test_a_bundle_is_copied_when_it_is_read() -> None:
 
 
 def test_padding_between_tensors_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle goes to other machines: memory that nobody wrote would carry old contents of this
-    process there.
+    """A bundle goes to other machines: uninitialised memory would send old contents of this
+    process.
     """
     monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 0xAA, dtype))
     tensors = [torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(16), torch.tensor(True)]
@@ -84,11 +86,11 @@ def test_padding_between_tensors_is_zero(monkeypatch: pytest.MonkeyPatch) -> Non
     assert bundle.tobytes() == expected.tobytes()
 
 
-def test_a_tree_without_tensors() -> None:
+def test_tree_without_tensors() -> None:
     assert unpack(*pack({"do": "save", "round": 3})) == {"do": "save", "round": 3}
 
 
-def test_what_was_given_from_python_cannot_be_found_elsewhere(
+def test_arrays_and_modules_are_refused_on_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "check_installed", lambda: None)
@@ -101,16 +103,14 @@ def test_what_was_given_from_python_cannot_be_found_elsewhere(
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_package_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ray_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install comity\[ray\]"):
         comity.run("fedavg", data="digits", out=tmp_path / "run", engine="ray")
     assert not list(tmp_path.iterdir())
 
 
-def test_several_jobs_are_not_for_ray() -> None:
+def test_parallel_jobs_are_refused_on_ray() -> None:
     from comity.runs import config
 
     with pytest.raises(UsageError, match="workers instead of jobs"):

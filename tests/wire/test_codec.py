@@ -60,7 +60,7 @@ trees = st.recursive(
 )
 
 
-def same(a: object, b: object) -> bool:
+def is_equal(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor):
         return (
             isinstance(b, torch.Tensor)
@@ -69,25 +69,25 @@ def same(a: object, b: object) -> bool:
             and torch.equal(a, b)
         )
     if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(map(is_equal, a, b))
     if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and list(a) == list(b) and all(is_equal(a[k], b[k]) for k in a)
     if isinstance(a, Bag):
-        return isinstance(b, Bag) and same(a.thing, b.thing) and same(a.other, b.other)
+        return isinstance(b, Bag) and is_equal(a.thing, b.thing) and is_equal(a.other, b.other)
     return type(a) is type(b) and a == b
 
 
 @given(trees)
-def test_what_is_encoded_comes_back(tree):
-    assert same(decode(encode(tree)), tree)
-    here, there = Channel.pair()
-    here.send(tree)
-    assert same(there.receive(), tree)
-    here.close()
-    there.close()
+def test_trees_round_trip(tree):
+    assert is_equal(decode(encode(tree)), tree)
+    sender, receiver = Channel.pair()
+    sender.send(tree)
+    assert is_equal(receiver.receive(), tree)
+    sender.close()
+    receiver.close()
 
 
-def test_an_object_in_many_letters_is_written_once_and_charged_to_each():
+def test_object_in_many_messages_is_encoded_once_and_charged_to_each():
     weights = {"w": torch.zeros(1000)}
     messages = {i: Model(weights) for i in range(50)}
     skeleton, leaves = flatten(messages)
@@ -98,7 +98,7 @@ def test_an_object_in_many_letters_is_written_once_and_charged_to_each():
     assert payload(messages) == 50 * 4000
 
 
-def test_payload_by_hand():
+def test_payload_of_each_type():
     message = Bag(
         {"w": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int32)}, [1, 0.5, True, "abc", None]
     )
@@ -108,59 +108,59 @@ def test_payload_by_hand():
 @pytest.mark.parametrize(
     "harm", [lambda b: b[:40], lambda b: b"x" * 50, lambda b: b"", lambda b: b[:-3]]
 )
-def test_a_damaged_blob_is_one_sentence(harm):
+def test_damaged_blob_is_refused(harm):
     with pytest.raises(ComityError, match="damaged or foreign"):
         decode(harm(encode(Model({"w": torch.ones(5)}))))
 
 
-def test_what_is_not_a_record_cannot_leave():
+def test_object_that_is_not_a_record_is_refused():
     with pytest.raises(TypeError, match="neither a record"):
         flatten(object())
 
 
 def test_received_tensors_are_aligned_like_torchs_own():
-    here, there = Channel.pair()
-    here.send([torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(7)])
-    assert all(t.data_ptr() % 64 == 0 for t in there.receive())
+    sender, receiver = Channel.pair()
+    sender.send([torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(7)])
+    assert all(t.data_ptr() % 64 == 0 for t in receiver.receive())
 
 
 @pytest.mark.slow
-def test_memory_files_are_used_again_once_nobody_reads_them():
-    here, there = Channel.pair()
+def test_memory_files_are_reused_after_reading():
+    sender, receiver = Channel.pair()
     for k in range(20):
-        here.send(torch.full((1000,), float(k)))
-        got = there.receive()
-        assert got[0] == k
-        del got
+        sender.send(torch.full((1000,), float(k)))
+        tensor = receiver.receive()
+        assert tensor[0] == k
+        del tensor
         gc.collect(0)  # the youngest are enough: all of a long test session would take a second
-        there.send(None)
-        here.receive()
-    assert here._numbers <= 2
+        receiver.send(None)
+        sender.receive()
+    assert sender._numbers <= 2
 
 
-def test_a_message_still_in_use_is_not_overwritten():
-    here, there = Channel.pair()
-    kept = []
+def test_message_in_use_is_not_overwritten():
+    sender, receiver = Channel.pair()
+    tensors = []
     for k in range(5):
-        here.send(torch.full((1000,), float(k)))
-        kept.append(there.receive())
-        there.send(None)
-        here.receive()
-    assert [t[0].item() for t in kept] == [0, 1, 2, 3, 4]
+        sender.send(torch.full((1000,), float(k)))
+        tensors.append(receiver.receive())
+        receiver.send(None)
+        sender.receive()
+    assert [t[0].item() for t in tensors] == [0, 1, 2, 3, 4]
 
 
 def test_padding_in_a_reused_memory_file_is_zero():
-    here, there = Channel.pair()
-    here.send(torch.full((256,), 0xAA, dtype=torch.uint8))
-    there.receive()
+    sender, receiver = Channel.pair()
+    sender.send(torch.full((256,), 0xAA, dtype=torch.uint8))
+    receiver.receive()
     gc.collect(0)
-    there.send(None)
-    here.receive()  # gives the file back
-    here.send([torch.ones(3), torch.ones(5, dtype=torch.uint8)])
-    there.receive()
-    assert here._numbers == 1
-    assert bytes(there._mapped[1][12:64]) == bytes(52)
-    assert bytes(there._mapped[1][69:128]) == bytes(59)
+    receiver.send(None)
+    sender.receive()  # gives the file back
+    sender.send([torch.ones(3), torch.ones(5, dtype=torch.uint8)])
+    receiver.receive()
+    assert sender._numbers == 1
+    assert bytes(receiver._mapped[1][12:64]) == bytes(52)
+    assert bytes(receiver._mapped[1][69:128]) == bytes(59)
 
 
 def test_no_descriptor_is_left_open():
@@ -169,14 +169,14 @@ def test_no_descriptor_is_left_open():
 
     gc.collect()
     before = count()
-    here, there = Channel.pair()
+    sender, receiver = Channel.pair()
     for size in (10, 1000, 20, 3000, 40, 5000, 60, 7000):
-        here.send(torch.zeros(size))
-        there.receive()
-        there.send(torch.zeros(size))
-        here.receive()
-    here.close()
-    there.close()
+        sender.send(torch.zeros(size))
+        receiver.receive()
+        receiver.send(torch.zeros(size))
+        sender.receive()
+    sender.close()
+    receiver.close()
     gc.collect()
     assert count() <= before
 
@@ -191,13 +191,13 @@ def test_no_descriptor_is_left_open():
         ("comity.parts.pilot:Mean", "comity.components.pilot:Mean"),
     ],
 )
-def test_records_of_earlier_folders_are_found_under_their_old_names(earlier, current):
-    """States that were saved before modules were moved can be read."""
+def test_records_are_found_under_their_earlier_names(earlier, current):
+    """States that were saved before a module was moved can still be read."""
     assert earlier != current
     import_module(current.partition(":")[0])
     assert name_of(record_type(earlier)) == current
 
 
-def test_a_record_that_never_was_is_unknown():
+def test_unknown_record_type_is_refused():
     with pytest.raises(KeyError):
         record_type("comity.parts.bank:Nothing")

@@ -1,5 +1,5 @@
-"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it) all but the short
-test is skipped, and without NVIDIA FLARE that, too.
+"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it), all tests except
+the short one are skipped; without NVIDIA FLARE, all tests.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from deployed import Deployed
+    from deployment import Deployment
 
 HERE = Path(__file__).parent
 SITES = ("north", "south", "east")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    there = find_spec("nvflare") is not None
+    is_installed = find_spec("nvflare") is not None
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.sites)
-            if not there:
+            if not is_installed:
                 item.add_marker(
                     pytest.mark.skip(reason="needs NVIDIA FLARE: pip install comity[sites]")
                 )
@@ -37,18 +37,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def one_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    from deployed import Deployed
+def shared_deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    from deployment import Deployment
 
-    place = Deployed(tmp_path_factory.mktemp("sites"), SITES)
-    yield place
-    place.close()
+    deployment = Deployment(tmp_path_factory.mktemp("sites"), SITES)
+    yield deployment
+    deployment.close()
 
 
 @pytest.fixture
-def place(one_place: Deployed) -> Deployed:
-    """A server and three sites, all running, with nothing done yet: made once, and mended where a
-    test before left it broken.
+def deployment(shared_deployment: Deployment) -> Deployment:
+    """A server and three sites, all running, without earlier requests. It is created once, and
+    processes that an earlier test ended are started again.
     """
-    one_place.mend()
-    return one_place
+    shared_deployment.restore()
+    return shared_deployment

@@ -1,9 +1,8 @@
-"""A server's and a site's half of a job that only say what comes back, and fail when they are told
-to.
+"""The server's and the site's part of a test job: sites echo requests, or fail on request.
 
-The order names a list of steps; every step asks all sites with one request and writes down who
-answered what after how long, a line of json in steps.jsonl. A request is `word argument`: echo,
-double, sleep, raise, exit, or size.
+The order has a list of steps. Each step sends one request to all sites, and writes the replies and
+their times as a line of JSON to steps.jsonl. A request is `word argument`; the words are who, echo,
+sleep, raise, exit and only.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from comity.deploy.transport import Transport
 
 
 def serve(transport: Transport, order: dict[str, Any], folder: Path) -> None:
-    """Ask what the order says, and write down what comes back."""
+    """Send the requests of the order, and write the replies to a file."""
     with (folder / "steps.jsonl").open("a", encoding="utf-8") as file:
         for step in order["steps"]:
-            wanted = (folder / step["after"]) if "after" in step else None
-            while wanted and not wanted.exists():
+            awaited_file = (folder / step["after"]) if "after" in step else None
+            while awaited_file and not awaited_file.exists():
                 time.sleep(0.05)
             for _ in range(step.get("times", 1)):
                 word = step["ask"].encode() + b"." * step.get("bytes", 0)
-                begun = time.monotonic()
+                start = time.monotonic()
                 answers = {}
-                print(json.dumps({"begun": step["ask"]}), file=file, flush=True)
+                print(json.dumps({"started": step["ask"]}), file=file, flush=True)
                 for name, answer in transport.ask(
                     dict.fromkeys(step.get("sites", transport.names), word), step.get("seconds", 10)
                 ):
-                    said = (
+                    content = (
                         None
                         if answer is None
                         else len(answer)
                         if step.get("bytes")
                         else answer.decode()
                     )
-                    answers[name] = [said, round(time.monotonic() - begun, 4)]
-                took = time.monotonic() - begun
+                    answers[name] = [content, round(time.monotonic() - start, 4)]
+                took = time.monotonic() - start
                 print(
                     json.dumps(
                         {
@@ -57,19 +56,19 @@ def serve(transport: Transport, order: dict[str, Any], folder: Path) -> None:
 
 
 class Echo:
-    """A site's desk: it remembers how often it was asked."""
+    """A site's request handler, which counts its requests."""
 
     def __init__(self, folder: Path, submitter: str) -> None:
         self._folder = folder
         self._submitter = submitter
-        self._asked = 0
+        self._request_count = 0
 
     def answer(self, request: bytes) -> bytes:
-        """Do what the request's first word says."""
-        self._asked += 1
+        """Act on the first word of the request."""
+        self._request_count += 1
         word, _, argument = request.decode().partition(" ")
         if word == "who":
-            return f"{self._submitter} {self._asked} {os.getpid()} {self._folder.name}".encode()
+            return f"{self._submitter} {self._request_count} {os.getpid()} {self._folder.name}".encode()
         if word == "sleep":
             time.sleep(float(argument))
         if word == "raise":
@@ -82,5 +81,5 @@ class Echo:
 
 
 def open_handler(folder: Path, submitter: str, order: Mapping[str, Any]) -> Echo:
-    """A site's desk."""
+    """Create a site's request handler."""
     return Echo(folder, submitter)

@@ -1,4 +1,4 @@
-"""Processes that are killed or stand still, while a job runs."""
+"""Processes that are killed or suspended while a job runs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import time
 
 import psutil
 import pytest
-from deployed import Deployed
+from deployment import Deployment
 
 from comity.deploy.flare import startup_kits
 from comity.errors import ComityError
 
 
-def said(step: dict[str, dict[str, list[object]]], *names: str) -> list[object]:
+def contents_of(step: dict[str, dict[str, list[object]]], *names: str) -> list[object]:
     return [step["answers"][name][0] for name in names]
 
 
-def test_sites_that_are_lost_on_the_way(place: Deployed) -> None:
-    """A job process killed, a whole site killed and back, a site that stands still: the job goes on
-    with the others.
+def test_job_continues_without_lost_sites(deployment: Deployment) -> None:
+    """A killed job process, a site that is killed and restarted, and a suspended site: the job
+    continues with the others.
     """
     steps = [
         {"ask": "sleep 3", "seconds": 6},
@@ -29,129 +29,128 @@ def test_sites_that_are_lost_on_the_way(place: Deployed) -> None:
         {"ask": "echo d", "seconds": 3, "after": "go-d"},
         {"ask": "echo e", "seconds": 8, "after": "go-e"},
     ]
-    with place.jobs() as jobs:
-        place.wait_for(jobs)
+    with deployment.jobs() as jobs:
+        deployment.wait_for(jobs)
         job = jobs.submit({"steps": steps})
 
-        place.wait_until_asked("sleep 3")
-        place.job_process("east").kill()
-        step = place.wait_for_steps(1)[0]
-        assert said(step, "north", "south", "east") == ["sleep 3", "sleep 3", None]
+        deployment.wait_until_asked("sleep 3")
+        deployment.job_process("east").kill()
+        step = deployment.wait_for_steps(1)[0]
+        assert contents_of(step, "north", "south", "east") == ["sleep 3", "sleep 3", None]
         assert step["answers"]["north"][1] < 5
         assert 5.9 < step["took"] < 6.5
-        time.sleep(12)  # FLARE hears of it with a heartbeat
+        time.sleep(12)  # FLARE notices it at a heartbeat
         assert jobs.status(job) == "RUNNING"
-        place.go("go-a")
-        step = place.wait_for_steps(2)[1]
-        assert said(step, "north", "south", "east") == ["echo a", "echo a", None]
-        assert step["took"] < 6  # five seconds to find that it is not there, not eight
+        deployment.go("go-a")
+        step = deployment.wait_for_steps(2)[1]
+        assert contents_of(step, "north", "south", "east") == ["echo a", "echo a", None]
+        assert step["took"] < 6  # a ping of five seconds instead of the deadline of eight
 
-        place.go("go-b")
-        place.wait_until_asked("sleep 2")
-        place.kill("south")
-        step = place.wait_for_steps(3)[2]
-        assert said(step, "north", "south", "east") == ["sleep 2", None, None]
-        place.start("south")
-        place.wait_for(jobs)
-        place.go("go-c")
-        step = place.wait_for_steps(4)[3]
-        assert said(step, "north", "south") == ["echo c", None]  # it is back, but for the next job
+        deployment.go("go-b")
+        deployment.wait_until_asked("sleep 2")
+        deployment.kill("south")
+        step = deployment.wait_for_steps(3)[2]
+        assert contents_of(step, "north", "south", "east") == ["sleep 2", None, None]
+        deployment.start("south")
+        deployment.wait_for(jobs)
+        deployment.go("go-c")
+        step = deployment.wait_for_steps(4)[3]
+        assert contents_of(step, "north", "south") == [
+            "echo c",
+            None,
+        ]  # it is connected, and takes part from the next job on
 
-        still = place.tree("north")
-        for process in still:
+        suspended_processes = deployment.tree("north")
+        for process in suspended_processes:
             process.suspend()
-        place.go("go-d")
-        step = place.wait_for_steps(5)[4]
-        for process in still:
+        deployment.go("go-d")
+        step = deployment.wait_for_steps(5)[4]
+        for process in suspended_processes:
             process.resume()
-        assert said(step, "north") == [None]
+        assert contents_of(step, "north") == [None]
         assert step["took"] < 3.5
-        place.go("go-e")
-        step = place.wait_for_steps(6)[5]
-        assert said(step, "north") == ["echo e"]
+        deployment.go("go-e")
+        step = deployment.wait_for_steps(6)[5]
+        assert contents_of(step, "north") == ["echo e"]
         assert jobs.wait(job, seconds=90).startswith("FINISHED")
 
         job = jobs.submit({"steps": [{"ask": "echo f"}]})
         assert jobs.wait(job, seconds=90) == "FINISHED:COMPLETED"
-        assert said(place.steps()[-1], *place.names) == ["echo f"] * 3
+        assert contents_of(deployment.steps()[-1], *deployment.names) == ["echo f"] * 3
 
 
-def test_a_server_that_is_killed(place: Deployed) -> None:
-    """Its job is lost; sites find it again by themselves, and what they did for it ends before the
+def test_sites_reconnect_after_the_server_is_killed(deployment: Deployment) -> None:
+    """Its job is lost. Sites reconnect by themselves, and their old job processes end before the
     next job begins.
     """
-    with place.jobs() as jobs:
-        place.wait_for(jobs)
-        lost = jobs.submit({"steps": [{"ask": "sleep 300", "seconds": 400}]})
-        place.wait_until_asked("sleep 300")
-        old = {name: place.job_process(name).pid for name in place.names}
-        place.kill("server")
-        begun = time.monotonic()
+    with deployment.jobs() as jobs:
+        deployment.wait_for(jobs)
+        lost_job = jobs.submit({"steps": [{"ask": "sleep 300", "seconds": 400}]})
+        deployment.wait_until_asked("sleep 300")
+        old_processes = {name: deployment.job_process(name).pid for name in deployment.names}
+        deployment.kill("server")
+        start = time.monotonic()
         with pytest.raises(ComityError, match="The server did not answer"):
-            jobs.wait(lost)
-        assert time.monotonic() - begun < 60
-    place.start("server")
-    with place.jobs() as jobs:
-        place.wait_for(jobs)
-        assert jobs.status(lost) == "RUNNING"  # FLARE does not know better
+            jobs.wait(lost_job)
+        assert time.monotonic() - start < 60
+    deployment.start("server")
+    with deployment.jobs() as jobs:
+        deployment.wait_for(jobs)
+        assert jobs.status(lost_job) == "RUNNING"  # FLARE's status is wrong here
         job = jobs.submit({"steps": [{"ask": "who"}, {"ask": "sleep 2"}]})
-        place.wait_until_asked("sleep 2")
-        assert {name: place.job_process(name).pid for name in place.names}.items().isdisjoint(
-            old.items()
-        )  # and one each
+        deployment.wait_until_asked("sleep 2")
+        assert {
+            name: deployment.job_process(name).pid for name in deployment.names
+        }.items().isdisjoint(old_processes.items())  # one process each
         assert jobs.wait(job, seconds=90) == "FINISHED:COMPLETED"
 
 
-def test_stopping_leaves_nothing(place: Deployed) -> None:
-    """In the middle of a job: told to stop by either signal, or its foremost process killed."""
-    with place.jobs() as jobs:
-        place.wait_for(jobs)
+def test_no_process_remains_after_stopping(deployment: Deployment) -> None:
+    """In the middle of a job: by SIGTERM, by SIGINT, or by killing the command's process."""
+    with deployment.jobs() as jobs:
+        deployment.wait_for(jobs)
         jobs.submit({"steps": [{"ask": "sleep 300", "seconds": 400}]})
-        place.wait_until_asked("sleep 300")
-    trees = {name: place.tree(name) for name in ("server", *place.names)}
+        deployment.wait_until_asked("sleep 300")
+    trees = {name: deployment.tree(name) for name in ("server", *deployment.names)}
     assert all(len(tree) == 3 for tree in trees.values())
-    assert place.stop("south", signal.SIGTERM) == 0
-    assert place.stop("east", signal.SIGINT) == 0
-    place.processes["north"].kill()
-    place.processes.pop("north").wait()
-    assert place.stop("server") == 0
-    assert not place.left()
+    assert deployment.stop("south", signal.SIGTERM) == 0
+    assert deployment.stop("east", signal.SIGINT) == 0
+    deployment.processes["north"].kill()
+    deployment.processes.pop("north").wait()
+    assert deployment.stop("server") == 0
+    assert not deployment.remaining_processes()
     assert not [process for tree in trees.values() for process in tree if alive(process)]
 
 
-def test_flare_that_ends_by_itself(place: Deployed) -> None:
-    """In the middle of a job: the command that started it says so, and the job's process does not
-    stay.
-    """
-    with place.jobs() as jobs:
-        place.wait_for(jobs)
+def test_command_ends_when_flare_is_killed(deployment: Deployment) -> None:
+    """In the middle of a job: the command reports it, and the job's process ends."""
+    with deployment.jobs() as jobs:
+        deployment.wait_for(jobs)
         jobs.submit({"steps": [{"ask": "sleep 300", "seconds": 400}]})
-        place.wait_until_asked("sleep 300")
-    command, flare, job = place.tree("north")
+        deployment.wait_until_asked("sleep 300")
+    command, flare, job = deployment.tree("north")
     flare.kill()
-    assert place.processes.pop("north").wait(timeout=30) == 1
-    assert "process was ended by SIGKILL" in place.said("north")
+    assert deployment.processes.pop("north").wait(timeout=30) == 1
+    assert "process was ended by SIGKILL" in deployment.output("north")
     assert not [process for process in (command, flare, job) if alive(process)]
-    place.stop("server")  # and with it the job
+    deployment.stop("server")  # which also ends the job
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that ended and that nobody asked about yet (this machine's first process
-    may not care) does not.
-    """
+    """Whether a process runs; zombies do not."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def test_one_process_a_kit(place: Deployed) -> None:
+def test_second_process_of_a_kit_is_refused(deployment: Deployment) -> None:
     from comity.deploy.flare.processes import running
 
-    kit = place.site("north") / startup_kits.KIT
+    kit = deployment.site("north") / startup_kits.KIT
     end = time.monotonic() + 20
     while running(kit) is None and time.monotonic() < end:
         time.sleep(0.1)
-    assert running(kit) == place.processes["north"].pid
-    first = place.processes.pop("north")
-    place.start("north")
-    assert place.processes.pop("north").wait(timeout=30) == 1
-    assert "is running already" in place.said("north")
-    place.processes["north"] = first
+    assert running(kit) == deployment.processes["north"].pid
+    first = deployment.processes.pop("north")
+    deployment.start("north")
+    assert deployment.processes.pop("north").wait(timeout=30) == 1
+    assert "is running already" in deployment.output("north")
+    deployment.processes["north"] = first

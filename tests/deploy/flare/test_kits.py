@@ -1,4 +1,4 @@
-"""Kits: who makes which key, what is signed, and what the hardened files allow."""
+"""Startup kits: where keys are created, what is signed, and the permissions in hardened files."""
 
 from __future__ import annotations
 
@@ -25,27 +25,29 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def joined(hub: Path) -> tuple[Path, Path]:
-    """A site that asked, and its request."""
+def site_and_request(hub: Path) -> tuple[Path, Path]:
+    """The folder of a site that asked to join, and its request."""
     site = hub.parent / "north"
     return site, startup_kits.join(
         startup_kits.Invite.load(hub / startup_kits.INVITE), "north", site
     )
 
 
-def read(file: Path) -> dict[str, object]:
-    held = json.loads(file.read_text(encoding="utf-8"))
-    assert isinstance(held, dict)
-    return held
+def read_json(file: Path) -> dict[str, object]:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
 
 
-def test_an_invitation_holds_no_secret(hub: Path) -> None:
-    assert set(read(hub / startup_kits.INVITE)) == {"project", "host", "port", "fingerprint"}
+def test_invitation_has_no_secret(hub: Path) -> None:
+    assert set(read_json(hub / startup_kits.INVITE)) == {"project", "host", "port", "fingerprint"}
     assert startup_kits.Invite.load(hub / startup_kits.INVITE).fingerprint.startswith("SHA256:")
 
 
-def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> None:
-    site, request = joined
+def test_keys_are_readable_only_by_their_owner(
+    hub: Path, site_and_request: tuple[Path, Path]
+) -> None:
+    site, request = site_and_request
     for key in [*hub.rglob("*.key"), *site.rglob("*.key")]:
         assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
     assert sorted(key.name for key in hub.rglob("*.key")) == [
@@ -53,13 +55,13 @@ def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> Non
         "rootCA.key",
         "server.key",
     ]
-    with zipfile.ZipFile(request) as held:
-        assert sorted(held.namelist()) == ["north.csr", "request.json", "site.yaml"]
-        assert not any(b"PRIVATE" in held.read(name) for name in held.namelist())
+    with zipfile.ZipFile(request) as archive:
+        assert sorted(archive.namelist()) == ["north.csr", "request.json", "site.yaml"]
+        assert not any(b"PRIVATE" in archive.read(name) for name in archive.namelist())
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_a_site_s_folder_is_for_the_site_alone(
+def test_site_folder_is_readable_only_by_its_owner(
     umask: int, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"west-{umask}"
@@ -68,36 +70,36 @@ def test_a_site_s_folder_is_for_the_site_alone(
     before = os.umask(umask)
     try:
         succeed("deploy", "join", hub / startup_kits.INVITE, "--data", f"{name}.npz")
-        signed = startup_kits.approve(hub, tmp_path / f"{name}.request.zip")
+        signed_request = startup_kits.approve(hub, tmp_path / f"{name}.request.zip")
         fingerprint = startup_kits.Invite.load(hub / startup_kits.INVITE).fingerprint
-        startup_kits.accept(signed, tmp_path / name, fingerprint)
+        startup_kits.accept(signed_request, tmp_path / name, fingerprint)
     finally:
         os.umask(before)
-    inside = list((tmp_path / name).rglob("*"))
-    assert {"site.toml", "x.npy", "dataset.json", "client.key"} <= {path.name for path in inside}
-    for path in (tmp_path / name, *inside):
+    paths = list((tmp_path / name).rglob("*"))
+    assert {"site.toml", "x.npy", "dataset.json", "client.key"} <= {path.name for path in paths}
+    for path in (tmp_path / name, *paths):
         assert not path.stat().st_mode & 0o077, path
 
 
-def test_a_root_is_not_made_twice(hub: Path) -> None:
+def test_second_root_is_refused(hub: Path) -> None:
     with pytest.raises(UsageError, match="has a root already"):
         startup_kits.init(hub, "localhost", 18999)
 
 
-def test_nothing_is_left_of_an_init_that_failed(tmp_path: Path) -> None:
+def test_failed_init_leaves_no_files(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         startup_kits.init(tmp_path, "not a host", 18999)
     assert not (tmp_path / startup_kits.ROOT).exists()
 
 
 @pytest.mark.parametrize("name", ["", "no/rth", "n" * 64, "a b", "-north"])
-def test_names_that_sites_cannot_have(hub: Path, tmp_path: Path, name: str) -> None:
+def test_invalid_site_names_are_refused(hub: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="letters, digits and hyphens"):
         startup_kits.join(startup_kits.Invite.load(hub / startup_kits.INVITE), name, tmp_path)
 
 
 def test_only_sites_are_approved(hub: Path, tmp_path: Path) -> None:
-    """A request that asks for more than a site's place would make its owner a researcher."""
+    """A request for another role than a site is refused: it would make its owner a researcher."""
     entry = {"name": "eve@comity.local", "type": "admin", "org": "comity", "role": "org_admin"}
     request = startup_kits._request(tmp_path / "eve", "comity", entry)
     with pytest.raises(UsageError, match="'user', not a site"):
@@ -108,46 +110,50 @@ def test_only_sites_are_approved(hub: Path, tmp_path: Path) -> None:
         startup_kits.approve(hub, tmp_path / "none.request.zip")
 
 
-def test_a_request_that_lies_about_its_kind_is_refused(hub: Path, tmp_path: Path) -> None:
+def test_request_with_a_forged_kind_is_refused(hub: Path, tmp_path: Path) -> None:
     entry = {"name": "eve@comity.local", "type": "admin", "org": "comity", "role": "lead"}
     request = startup_kits._request(tmp_path / "eve", "comity", entry)
-    lie = tmp_path / "lie.request.zip"
-    with zipfile.ZipFile(request) as held, zipfile.ZipFile(lie, "w") as out:
-        for name in held.namelist():
-            content = held.read(name)
+    forged_request = tmp_path / "lie.request.zip"
+    with zipfile.ZipFile(request) as archive, zipfile.ZipFile(forged_request, "w") as out:
+        for name in archive.namelist():
+            content = archive.read(name)
             if name == "request.json":
                 content = json.dumps(
                     json.loads(content) | {"kind": "site", "cert_type": "client", "cert_role": None}
                 ).encode()
             out.writestr(name, content)
     with pytest.raises(UsageError):
-        startup_kits.approve(hub, lie)
+        startup_kits.approve(hub, forged_request)
     assert not list(tmp_path.glob("*.signed.zip"))
 
 
-def test_from_request_to_kit(hub: Path, joined: tuple[Path, Path], tmp_path: Path) -> None:
-    site, request = joined
+def test_from_request_to_kit(
+    hub: Path, site_and_request: tuple[Path, Path], tmp_path: Path
+) -> None:
+    site, request = site_and_request
     invite = startup_kits.Invite.load(hub / startup_kits.INVITE)
-    signed = startup_kits.approve(hub, request)
-    assert startup_kits.approve(hub, request, again=False) == signed  # the same key once more
-    other = startup_kits.join(invite, "north", tmp_path / "other")
+    signed_request = startup_kits.approve(hub, request)
+    assert startup_kits.approve(hub, request, again=False) == signed_request  # the same key again
+    other_request = startup_kits.join(invite, "north", tmp_path / "other")
     with pytest.raises(UsageError, match="another key was approved"):
-        startup_kits.approve(hub, other)
+        startup_kits.approve(hub, other_request)
 
-    wrong = invite.fingerprint[:-2] + ("00" if invite.fingerprint[-2:] != "00" else "01")
+    wrong_fingerprint = invite.fingerprint[:-2] + (
+        "00" if invite.fingerprint[-2:] != "00" else "01"
+    )
     with pytest.raises(UsageError, match=r"(?i)fingerprint"):
-        startup_kits.accept(signed, site, wrong)
+        startup_kits.accept(signed_request, site, wrong_fingerprint)
     assert not (site / startup_kits.KIT).exists()
-    with pytest.raises(UsageError):  # signed for another key than the one that lies here
-        startup_kits.accept(signed, tmp_path / "other", invite.fingerprint)
-    kit = startup_kits.accept(signed, site, invite.fingerprint)
+    with pytest.raises(UsageError):  # signed for another key than the one in this folder
+        startup_kits.accept(signed_request, tmp_path / "other", invite.fingerprint)
+    kit = startup_kits.accept(signed_request, site, invite.fingerprint)
     assert not (site / startup_kits.REQUEST).exists()
     assert stat.S_IMODE((kit / "startup" / "client.key").stat().st_mode) == 0o600
     with pytest.raises(UsageError, match="has a kit already"):
         startup_kits.join(invite, "north", site)
 
 
-def test_what_kits_allow(hub: Path, tmp_path: Path) -> None:
+def test_permissions_in_hardened_kits(hub: Path, tmp_path: Path) -> None:
     shutil.copytree(hub / startup_kits.SERVER, tmp_path / "server")
     (tmp_path / "site" / "local").mkdir(parents=True)
     (tmp_path / "site" / "startup").mkdir()
@@ -157,7 +163,7 @@ def test_what_kits_allow(hub: Path, tmp_path: Path) -> None:
         (tmp_path / "server", "fed_server.json"),
         (tmp_path / "site", "fed_client.json"),
     ):
-        permissions = read(kit / "local" / "authorization.json")["permissions"]
+        permissions = read_json(kit / "local" / "authorization.json")["permissions"]
         assert isinstance(permissions, dict)
         assert set(permissions) == {"project_admin", "org_admin", "lead", "member"}
         for rights in permissions.values():
@@ -168,10 +174,10 @@ def test_what_kits_allow(hub: Path, tmp_path: Path) -> None:
         assert [role for role, rights in permissions.items() if rights["submit_job"] != "none"] == [
             "lead"
         ]
-        resources = read(kit / "local" / "resources.json")
+        resources = read_json(kit / "local" / "resources.json")
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert "streamer" not in json.dumps(resources)
         assert "log_receiver" not in json.dumps(resources)
         assert '"/tmp/nvflare' not in json.dumps(resources)
-        assert read(kit / "startup" / start)["require_signed_jobs"] is True
-    assert read(tmp_path / "site" / "local" / "resources.json")["allow_log_streaming"] is False
+        assert read_json(kit / "startup" / start)["require_signed_jobs"] is True
+    assert read_json(tmp_path / "site" / "local" / "resources.json")["allow_log_streaming"] is False

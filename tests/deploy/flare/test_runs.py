@@ -1,8 +1,7 @@
-"""Runs between real sites: what comes out is, byte for byte, what comes out of a loop that has all
-data in one place.
+"""Runs between real sites write the same bytes as the loop engine with pooled data.
 
-Also where processes are killed, or stand still, while they go on: then the loop is given the
-absences that the run wrote down.
+This also holds when processes are killed or suspended during the run: the loop then gets the
+absences that the run recorded.
 """
 
 from __future__ import annotations
@@ -25,50 +24,50 @@ from comity.wire.ledger import Charge
 
 pytest.importorskip("nvflare")
 
-from real import SETTINGS as USUAL
-from real import JobRequest, Real, done, until
+from real_sites import SETTINGS as USUAL
+from real_sites import JobRequest, RealSites, last_round, wait_until
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedufo": {"lr": 0.02}
-}  # with larger steps it runs away on so few samples
+}  # with a larger learning rate it diverges on so few samples
 
 
 @pytest.fixture(scope="module")
-def one_real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    real = Real(tmp_path_factory.mktemp("real"))
-    yield real
-    real.close()
+def shared_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSites]:
+    real_sites = RealSites(tmp_path_factory.mktemp("real"))
+    yield real_sites
+    real_sites.close()
 
 
 @pytest.fixture
-def real(one_real: Real) -> Real:
+def real_sites(shared_sites: RealSites) -> RealSites:
     """A server and three sites, all running and connected."""
-    one_real.mend()
-    with one_real.jobs() as jobs:
-        one_real.wait_for(jobs)
-    return one_real
+    shared_sites.restore()
+    with shared_sites.jobs() as jobs:
+        shared_sites.wait_for(jobs)
+    return shared_sites
 
 
 @pytest.mark.parametrize(
     "method", ["fedavg", "scaffold", "adcol", "fedavg+dbe", "fedufo", "fed-sps", "relay"]
 )
-def test_the_same_as_in_one_place(method: str, real: Real, tmp_path: Path) -> None:
+def test_real_sites_equal_loop(method: str, real_sites: RealSites, tmp_path: Path) -> None:
     settings = SETTINGS.get(method, {})
-    order = real.order(method, tmp_path / "run", **settings)
-    assert warning_texts(order.summary(), "during") == []
-    real.check_same(method, tmp_path / "run", **settings)
-    server = real.run_of(tmp_path / "run")
+    request = real_sites.submit(method, tmp_path / "run", **settings)
+    assert warning_texts(request.summary(), "during") == []
+    real_sites.check_same(method, tmp_path / "run", **settings)
+    server = real_sites.run_of(tmp_path / "run")
     assert server.is_finished
-    assert not list((server.path / "checkpoints").glob("party-*"))  # states stay at home
-    charged = [row for row in server.read_ledger() if row.kind != "setup"]
-    for name in real.names:
-        ours = RunFolder(real.site(name) / "runs" / order.ordered.run).read_ledger()
-        assert rows_of(name, ours) == rows_of(name, charged)
+    assert not list((server.path / "checkpoints").glob("party-*"))  # states stay at the sites
+    server_ledger = [row for row in server.read_ledger() if row.kind != "setup"]
+    for name in real_sites.names:
+        site_ledger = RunFolder(real_sites.site(name) / "runs" / request.job.run).read_ledger()
+        assert rows_of(name, site_ledger) == rows_of(name, server_ledger)
 
 
 def rows_of(site: str, ledger: list[Charge]) -> list[Charge]:
-    """A site's rows, sorted; a parcel that leaves it is charged there under its own work, at the
-    server under its recipient's.
+    """A site's rows, sorted. The site charges a sealed message that it sends under its own call,
+    the server under the recipient's call.
     """
     rows = [row for row in ledger if site in (row.src, row.dst)]
     return sorted(
@@ -79,166 +78,168 @@ def rows_of(site: str, ledger: list[Charge]) -> list[Charge]:
 SLOW: dict[str, Any] = {
     "rounds": 6,
     "epochs": 30,
-}  # rounds of a second or so: time to kill somebody in
+}  # rounds of about a second: time to kill a process
 
 
 @pytest.fixture(scope="module")
-def undisturbed(one_real: Real, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of the tests below as it is if nothing happens."""
-    return one_real.sites.pooled(
+def undisturbed(shared_sites: RealSites, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of the tests below without disturbances."""
+    return shared_sites.sites.pooled(
         "scaffold", tmp_path_factory.mktemp("undisturbed") / "run", **USUAL | SLOW
     ).folder
 
 
-def same(out: Path, other: Path) -> None:
+def assert_same_tables(out: Path, other: Path) -> None:
     for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):
         assert (out / name).read_text() == (other / name).read_text(), name
 
 
-def test_a_site_that_is_killed_and_comes_back(real: Real, tmp_path: Path) -> None:
-    """The run goes on without it; once it is back the run is ordered again, and it takes part to
-    the end.
+def test_killed_site_returns_to_the_run(real_sites: RealSites, tmp_path: Path) -> None:
+    """The run continues without the site. When it is connected again, the run is submitted again,
+    and the site takes part until the end.
     """
-    order = real.order("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
-    order.wait_for_round(1)
-    real.kill("east")
-    killed = done(order.ordered.folder)
-    order.wait_for_round(killed + 2)
-    real.start("east")
-    summary = order.summary()
-    assert "east is back: the run goes on from its last checkpoint, with it" in order.said
-    missed = {row.round for row in real.run_of(tmp_path / "run").read_absences()}
+    request = real_sites.submit("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
+    request.wait_for_round(1)
+    real_sites.kill("east")
+    killed_after = last_round(request.job.folder)
+    request.wait_for_round(killed_after + 2)
+    real_sites.start("east")
+    summary = request.summary()
+    assert "east is back: the run goes on from its last checkpoint, with it" in request.progress
+    missed_rounds = {row.round for row in real_sites.run_of(tmp_path / "run").read_absences()}
     assert {row.party for row in RunFolder(tmp_path / "run").read_absences()} == {"east"}
-    assert killed + 2 in missed
-    assert 12 not in missed
+    assert killed_after + 2 in missed_rounds
+    assert 12 not in missed_rounds
     assert summary["discarded"] == []
-    real.check_same("scaffold", tmp_path / "run", absent=True, **SLOW | {"rounds": 12})
-    real.check_idle()
+    real_sites.check_same("scaffold", tmp_path / "run", absent=True, **SLOW | {"rounds": 12})
+    real_sites.check_idle()
 
 
-def test_a_job_process_that_is_killed_and_a_site_that_stands_still(
-    real: Real, tmp_path: Path
+def test_killed_job_process_and_suspended_site_return_to_the_run(
+    real_sites: RealSites, tmp_path: Path
 ) -> None:
-    """Who stands still is heard again as soon as it goes on, in the same job; whose process is gone
-    comes with the next one.
+    """A suspended site takes part again in the same job once it is resumed; a site with a killed
+    job process takes part from the next job on.
     """
-    order = real.order("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
-    order.wait_for_round(1)
-    still = real.tree("south")
-    for process in still:
+    request = real_sites.submit("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
+    request.wait_for_round(1)
+    suspended_processes = real_sites.tree("south")
+    for process in suspended_processes:
         process.suspend()
-    stopped = done(order.ordered.folder)
-    order.wait_for_round(stopped + 1)
-    for process in still:
+    suspended_after = last_round(request.job.folder)
+    request.wait_for_round(suspended_after + 1)
+    for process in suspended_processes:
         process.resume()
-    order.wait_for_round(stopped + 3)
-    assert len(order.said) == 1
-    real.job_process("east").kill()
-    killed = done(order.ordered.folder)
-    order.summary()
-    assert order.said[1] == "east is back: the run goes on from its last checkpoint, with it"
-    missed = [
+    request.wait_for_round(suspended_after + 3)
+    assert len(request.progress) == 1
+    real_sites.job_process("east").kill()
+    killed_after = last_round(request.job.folder)
+    request.summary()
+    assert request.progress[1] == "east is back: the run goes on from its last checkpoint, with it"
+    missed_rounds = [
         (row.party, row.round)
         for row in RunFolder(tmp_path / "run").read_absences()
         if row.call == "local"
     ]
-    assert ("south", stopped + 1) in missed
-    assert ("east", killed + 1) in missed
-    assert not {("south", stopped + 3), ("east", 12)} & set(missed)
-    real.check_same("scaffold", tmp_path / "run", absent=True, **SLOW | {"rounds": 12})
-    real.check_idle()
+    assert ("south", suspended_after + 1) in missed_rounds
+    assert ("east", killed_after + 1) in missed_rounds
+    assert not {("south", suspended_after + 3), ("east", 12)} & set(missed_rounds)
+    real_sites.check_same("scaffold", tmp_path / "run", absent=True, **SLOW | {"rounds": 12})
+    real_sites.check_idle()
 
 
-def test_a_server_that_is_killed(real: Real, tmp_path: Path, undisturbed: Path) -> None:
-    """The researcher is told, and goes on with `comity resume` when it is there again."""
-    order = real.order("scaffold", tmp_path / "run", **SLOW)
-    order.wait_for_round(2)
-    real.kill("server")
-    with pytest.raises(ComityError, match="The server did not answer"):
-        order.summary()
-    real.start("server")
-    with real.jobs() as jobs:
-        real.wait_for(jobs)
-    resumed = real.command("resume", str(tmp_path / "run"))
-    said, _ = resumed.communicate(timeout=200)
-    assert resumed.returncode == 0, said
-    same(tmp_path / "run", undisturbed)
-    assert not (tmp_path / "run" / "absences.csv").exists()
-    real.check_idle()
-
-
-def test_a_server_whose_job_process_is_killed(
-    real: Real, tmp_path: Path, undisturbed: Path
+def test_run_resumes_after_the_server_is_killed(
+    real_sites: RealSites, tmp_path: Path, undisturbed: Path
 ) -> None:
-    """The run is ordered again by itself."""
-    order = real.order("scaffold", tmp_path / "run", **SLOW)
-    order.wait_for_round(2)
-    real.job_process("server").kill()
-    order.summary()
-    assert [said.split()[0] for said in order.said] == ["ordered", "ordered"]
-    same(tmp_path / "run", undisturbed)
-    real.check_idle()
+    """The researcher gets an error, and resumes with `comity resume` when the server runs again."""
+    request = real_sites.submit("scaffold", tmp_path / "run", **SLOW)
+    request.wait_for_round(2)
+    real_sites.kill("server")
+    with pytest.raises(ComityError, match="The server did not answer"):
+        request.summary()
+    real_sites.start("server")
+    with real_sites.jobs() as jobs:
+        real_sites.wait_for(jobs)
+    resume_command = real_sites.command("resume", str(tmp_path / "run"))
+    output, _ = resume_command.communicate(timeout=200)
+    assert resume_command.returncode == 0, output
+    assert_same_tables(tmp_path / "run", undisturbed)
+    assert not (tmp_path / "run" / "absences.csv").exists()
+    real_sites.check_idle()
 
 
-def test_a_quorum_that_is_missed(real: Real, tmp_path: Path) -> None:
-    """Rounds without it do not count, and the run says so."""
+def test_run_is_submitted_again_after_its_job_process_is_killed(
+    real_sites: RealSites, tmp_path: Path, undisturbed: Path
+) -> None:
+    """The run is submitted again automatically."""
+    request = real_sites.submit("scaffold", tmp_path / "run", **SLOW)
+    request.wait_for_round(2)
+    real_sites.job_process("server").kill()
+    request.summary()
+    assert [text.split()[0] for text in request.progress] == ["submitted", "submitted"]
+    assert_same_tables(tmp_path / "run", undisturbed)
+    real_sites.check_idle()
+
+
+def test_rounds_with_too_few_replies_are_discarded(real_sites: RealSites, tmp_path: Path) -> None:
+    """Rounds with fewer than `min_replies` replies are discarded, and the summary says so."""
     settings = SLOW | {"rounds": 4, "min_replies": 3}
-    order = real.order("scaffold", tmp_path / "run", deadline=10, **settings)
-    order.wait_for_round(1)
-    real.kill("east")
-    killed = done(order.ordered.folder)
-    summary = order.summary()
-    discarded = {row["round"]: row["why"] for row in summary["discarded"]}
-    assert discarded[4] == "Only 2 of the 3 parties that are needed answered local in round 4."
-    assert min(discarded) > killed
-    real.check_same("scaffold", tmp_path / "run", absent=True, **settings)
-    real.check_idle()
+    request = real_sites.submit("scaffold", tmp_path / "run", deadline=10, **settings)
+    request.wait_for_round(1)
+    real_sites.kill("east")
+    killed_after = last_round(request.job.folder)
+    summary = request.summary()
+    reasons = {row["round"]: row["why"] for row in summary["discarded"]}
+    assert reasons[4] == "Only 2 of the 3 parties that are needed answered local in round 4."
+    assert min(reasons) > killed_after
+    real_sites.check_same("scaffold", tmp_path / "run", absent=True, **settings)
+    real_sites.check_idle()
 
 
-def test_a_researcher_who_stops(real: Real, tmp_path: Path, undisturbed: Path) -> None:
-    """By Ctrl-C the job is ended; whoever was killed finds the job still running, and in both cases
-    the run is gone on with.
-    """
+def test_run_resumes_after_the_researcher_stops(
+    real_sites: RealSites, tmp_path: Path, undisturbed: Path
+) -> None:
+    """Ctrl-C ends the job; after a kill the job still runs. In both cases the run can be resumed."""
     out = tmp_path / "run"
     words = [f"--{name.replace('_', '-')}={value}" for name, value in ({**USUAL, **SLOW}).items()]
-    first = real.command(
-        "run", "scaffold", "--federation", str(real.hub), "--out", str(out), *words
+    first = real_sites.command(
+        "run", "scaffold", "--federation", str(real_sites.hub), "--out", str(out), *words
     )
-    until((out / SUBMISSION).exists, "ordered", 60)
-    until(lambda: done(real.run_of(out)) >= 1, "round 1", 90)
+    wait_until((out / SUBMISSION).exists, "submitted", 60)
+    wait_until(lambda: last_round(real_sites.run_of(out)) >= 1, "round 1", 90)
     first.send_signal(signal.SIGINT)
-    said, _ = first.communicate(timeout=60)
-    assert f"go on from the last checkpoint with: comity resume {out}" in " ".join(said.split())
-    real.check_idle(60)
-    stopped = done(real.run_of(out))
+    output, _ = first.communicate(timeout=60)
+    assert f"resume from the last checkpoint with: comity resume {out}" in " ".join(output.split())
+    real_sites.check_idle(60)
+    interrupted_after = last_round(real_sites.run_of(out))
 
-    second = real.command("resume", str(out))
-    until(lambda: done(real.run_of(out)) > stopped, "another round", 90)
+    second = real_sites.command("resume", str(out))
+    wait_until(lambda: last_round(real_sites.run_of(out)) > interrupted_after, "another round", 90)
     second.kill()
     second.communicate()
-    order = JobRequest(SubmittedJob.read(out), out)
-    order.summary()
-    same(out, undisturbed)
-    real.check_idle()
+    request = JobRequest(SubmittedJob.read(out), out)
+    request.summary()
+    assert_same_tables(out, undisturbed)
+    real_sites.check_idle()
 
 
-def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
-    """East withholds its figures, and cannot write its summary: both are told, and the exit code is
-    not zero.
+def test_small_site_with_a_failed_ending(real_sites: RealSites, tmp_path: Path) -> None:
+    """East withholds its figures, and cannot write its summary: both are reported, and the exit
+    code is not zero.
 
     Once the cause is removed, `comity resume` completes the run.
     """
     out = tmp_path / "run"
     settings = USUAL | {"metric": "macro_f1"}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    real.sites.change("east", {"records = 0\n": "records = 10\n"})
+    real_sites.sites.change("east", {"records = 0\n": "records = 10\n"})
     try:
-        command = real.command(
-            "run", "fedavg", "--federation", str(real.hub), "--out", str(out), *words
+        command = real_sites.command(
+            "run", "fedavg", "--federation", str(real_sites.hub), "--out", str(out), *words
         )
-        until((out / SUBMISSION).exists, "ordered", 60)
-        own = RunFolder(real.site("east") / "runs" / SubmittedJob.read(out).run)
-        obstacle = own.path / ".checksums.json"
+        wait_until((out / SUBMISSION).exists, "submitted", 60)
+        site_folder = RunFolder(real_sites.site("east") / "runs" / SubmittedJob.read(out).run)
+        obstacle = site_folder.path / ".checksums.json"
         obstacle.mkdir(parents=True)
         text, _ = command.communicate(timeout=200)
         text = " ".join(text.split())
@@ -248,51 +249,53 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
             "The run was not completed at east: its summary was not written: its own log says why."
             in text
         )
-        assert f"Go on with: comity resume {out}" in text
+        assert f"Resume with: comity resume {out}" in text
         assert RunFolder(out).is_finished
-        assert not own.is_finished
+        assert not site_folder.is_finished
 
         obstacle.rmdir()
-        command = real.command("resume", str(out))
+        command = real_sites.command("resume", str(out))
         text, _ = command.communicate(timeout=200)
         assert command.returncode == 0, text
         assert "not completed" not in text
-        summary = own.read_summary()
+        summary = site_folder.read_summary()
         assert summary is not None
         assert summary["macro_f1"]["per_party"].keys() == {"east"}
     finally:
-        real.sites.change("east", {"records = 10\n": "records = 0\n"})
-    real.check_idle()
+        real_sites.sites.change("east", {"records = 10\n": "records = 0\n"})
+    real_sites.check_idle()
 
 
-def test_another_version_and_another_schema(
-    real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_sites_with_another_version_or_schema_take_no_part(
+    real_sites: RealSites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both sites refuse when they introduce themselves, the others go on, and the summary says why."""
+    """Both sites refuse at their introduction, the others continue, and the summary says why."""
     other = tmp_path / "other"
     (other / "comity-99.dist-info").mkdir(parents=True)
     (other / "comity-99.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: comity\nVersion: 99\n"
     )
-    real.stop("east")
+    real_sites.stop("east")
     table = tmp_path / "table.csv"
     table.write_text(
         "age,ill\n" + "".join(f"{30 + i % 7},{'yes' if i % 2 else 'no'}\n" for i in range(40))
     )
     save(read_federation({"south": table}, "south", label="ill", scale="own"), tmp_path / "table")
-    policy = real.site("south") / "site.toml"
+    policy = real_sites.site("south") / "site.toml"
     before = policy.read_text()
     policy.write_text(before.replace('data = "data"', f'data = "{tmp_path / "table"}"'))
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(other), prepend=":")
-        real.start("east")
+        real_sites.start("east")
     try:
-        with real.jobs() as jobs:
-            real.wait_for(jobs)
-        summary = real.order("fedavg", tmp_path / "run", rounds=1, test="own(0.25)").summary()
+        with real_sites.jobs() as jobs:
+            real_sites.wait_for(jobs)
+        summary = real_sites.submit(
+            "fedavg", tmp_path / "run", rounds=1, test="own(0.25)"
+        ).summary()
     finally:
         policy.write_text(before)
-        real.stop("east")
+        real_sites.stop("east")
     assert sorted(warning_texts(summary, "during")) == [
         (
             f"east takes no part: east has Comity 99, the server has {version('comity')}: install"
@@ -303,4 +306,4 @@ def test_another_version_and_another_schema(
             " them again by that one."
         ),
     ]
-    assert list(real.run_of(tmp_path / "run").read_parties()) == ["north"]
+    assert list(real_sites.run_of(tmp_path / "run").read_parties()) == ["north"]

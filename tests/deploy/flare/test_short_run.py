@@ -1,5 +1,5 @@
-"""One run between real sites beside the same in a loop: the short test that `make test` keeps,
-where FLARE is installed.
+"""One run between real sites equals the same run on the loop engine: the short test of deployments
+in `make test`, where FLARE is installed.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import pytest
 from comity.runs.run_warnings import warning_texts
 
 if TYPE_CHECKING:
-    from real import Real
+    from real_sites import RealSites
 
 
 @pytest.fixture
-def two_sites(tmp_path: Path) -> Iterator[Real]:
-    from real import Real
+def two_sites(tmp_path: Path) -> Iterator[RealSites]:
+    from real_sites import RealSites
 
-    real = Real(tmp_path / "real", {"north": (30, 12), "south": (24, 12)})
-    yield real
-    real.close()
+    deployment = RealSites(tmp_path / "real", {"north": (30, 12), "south": (24, 12)})
+    yield deployment
+    deployment.close()
 
 
-def test_real_sites_equal_loop(two_sites: Real, tmp_path: Path) -> None:
-    """A server and two sites as processes of their own, mutual TLS on loopback; states at home;
-    nothing is left running.
+def test_real_sites_equal_loop(two_sites: RealSites, tmp_path: Path) -> None:
+    """A server and two sites are separate processes with mutual TLS on loopback; no process
+    remains.
     """
-    two_sites.mend()
+    two_sites.restore()
     with two_sites.jobs() as jobs:
         two_sites.wait_for(jobs)
-    order = two_sites.order("scaffold", tmp_path / "run", model="mlp2(width=16)")
-    assert warning_texts(order.summary(), "during") == []
+    request = two_sites.submit("scaffold", tmp_path / "run", model="mlp2(width=16)")
+    assert warning_texts(request.summary(), "during") == []
     two_sites.check_same("scaffold", tmp_path / "run", model="mlp2(width=16)")
     two_sites.check_idle()
     site = two_sites.site("north")
-    written = [site, *(site / "kit").rglob("*"), *(site / "runs").rglob("*")]
+    paths = [site, *(site / "kit").rglob("*"), *(site / "runs").rglob("*")]
     assert {"log.txt", "config.toml", "secret"} <= {path.name for path in site.rglob("*")}
-    for path in written:  # what FLARE writes there, too, is for the site alone
+    for path in paths:  # also files that FLARE writes are readable only by the site's owner
         assert not path.lstat().st_mode & 0o077, path

@@ -1,7 +1,6 @@
-"""A user's own file: FedAvg whose loss counts how often it is called.
+"""A user method: FedAvg whose loss counts its calls.
 
-Idea: it writes to an object around it, which is its author's to do; given as `own` the object is
-refused.
+Idea: the counter is an object in the closure of the loss; passed as `aux` it is refused.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from comity.core import (
 
 
 class Calls:
-    """How many there were."""
+    """A counter of calls."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,7 +44,7 @@ class Counted:
 
 @algorithm
 class Counting(FedAvg):
-    where: Literal["closure", "own"] = option("closure", "where the loss finds its counter")
+    where: Literal["closure", "aux"] = option("closure", "where the loss finds its counter")
 
     def round(self, theta: Params, server: Server, t: int) -> Params:
         mean = Averaging()
@@ -58,19 +57,19 @@ class Counting(FedAvg):
         return mean.value()
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
         calls = Calls()
 
-        def counted(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
+        def counting_loss(task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
             calls.count += 1
             return task.loss(theta, batch)
 
-        if self.where == "own":
-            done = await party.fit(self.loss, m.theta, key, calls)
+        if self.where == "aux":
+            fitted = await party.fit(self.loss, m.theta, key, calls)
         else:
-            done = await party.fit(counted, m.theta, key)
-        return mine, Counted(done.theta, calls.count, done.steps)
+            fitted = await party.fit(counting_loss, m.theta, key)
+        return state, Counted(fitted.theta, calls.count, fitted.steps)
 
-    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: Calls) -> Tensor:
-        own.count += 1
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, aux: Calls) -> Tensor:
+        aux.count += 1
         return task.loss(theta, batch)

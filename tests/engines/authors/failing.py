@@ -1,6 +1,6 @@
-"""A user's own file: FedAvg whose loss fails.
+"""A user method: FedAvg whose loss fails.
 
-Idea: by an error of its author's, or by one of torch's; its work may catch it and train on the
+Idea: the method or torch raises the error; the party function may catch it and train with the
 plain loss instead.
 """
 
@@ -19,7 +19,7 @@ from comity.core import Batch, Key, LearningTask, Model, Params, Party, algorith
 @algorithm
 class Failing(FedAvg):
     how: Literal["raised", "shapes", "in torch"] = option("raised", "what goes wrong in the loss")
-    caught: bool = option(False, "whether the work goes on")
+    caught: bool = option(False, "whether the party function catches the error")
 
     async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         try:
@@ -29,7 +29,7 @@ class Failing(FedAvg):
                 raise
         return (await party.fit(plain, theta, key)).theta
 
-    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         value = task.loss(theta, batch)
         if batch.number == 1:
             match self.how:

@@ -1,7 +1,7 @@
-"""A user's own file: FedAvg that has heard enough after one reply.
+"""A user method: FedAvg that stops its loop over replies after the first reply.
 
-Idea: others have worked in vain, and their answers are still on their way: it is told at the next
-call or the round's end.
+Idea: other replies are still to come; the error is raised at the next call or at the end of the
+round.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Leaving(FedAvg):
         return first
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
         if party.id in (1, 2):  # in another process than party 0, if there are two
             time.sleep(0.05)
-        return mine, m
+        return state, m

@@ -1,7 +1,7 @@
-"""A user's own file: FedAvg in several trainings, each call of its work written down.
+"""A user method: FedAvg with several trainings per call, which logs each call of its party
+function.
 
-Idea: the log is a list of this module, so that it knows of every time that the work ran in a
-process.
+Idea: the log is a list of this module, so it contains every call in this process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOG: list[tuple[int, int]] = []
 
 @record
 class Told:
-    """A model, and how often this very call was in the log when it was over."""
+    """A model, and how often this call was in the log at its end."""
 
     theta: Params
     times: int
@@ -37,7 +37,7 @@ class Told:
 
 @algorithm
 class Logged(FedAvg):
-    trainings: int = option(1, "how many there are in a work", minimum=0)
+    trainings: int = option(1, "number of trainings in a call", minimum=0)
 
     def round(self, theta: Params, server: Server, t: int) -> Params:
         mean = Averaging()
@@ -49,10 +49,10 @@ class Logged(FedAvg):
         return mean.value()
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Any]:
         call = party.id, key.bits
         LOG.append(call)
         theta = m.theta
         for k in range(self.trainings):
             theta = (await party.fit(plain, theta, key.fold(k))).theta
-        return mine, Told(theta, LOG.count(call))
+        return state, Told(theta, LOG.count(call))

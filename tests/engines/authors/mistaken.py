@@ -1,6 +1,6 @@
-"""A user's own file with a mistake in it, one of several.
+"""A user method with one of several mistakes.
 
-Idea: whatever its author got wrong, every engine says the same sentence.
+Idea: for each mistake, every engine raises the same error message.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class Mistaken(FedAvg):
         "plain", "foreign", "single", "three", "no_grad", "inference", "dtype", "forgotten", "model"
     ] = option("plain", "what is wrong")
 
-    def local(self, mine: Params, m: Model, party: Party, key: Key) -> Any:
-        """A plain function unless told; then one of the coroutines below."""
+    def local(self, state: Params, m: Model, party: Party, key: Key) -> Any:
+        """With mistake="plain", a function that is no coroutine; otherwise it returns a coroutine."""
         if self.mistake == "plain":
-            return mine, Model(m.theta)
-        return self.worked(mine, m, party, key)
+            return state, Model(m.theta)
+        return self.local_coroutine(state, m, party, key)
 
-    async def worked(self, mine: Params, m: Model, party: Party, key: Key) -> Any:
+    async def local_coroutine(self, state: Params, m: Model, party: Party, key: Key) -> Any:
         match self.mistake:
             case "foreign":
                 await asyncio.sleep(0)
             case "single":
                 return Model(m.theta)
             case "three":
-                return mine, Model(m.theta), 3
+                return state, Model(m.theta), 3
             case "no_grad":
                 with torch.no_grad():
                     await party.fit(plain, m.theta, key)
@@ -47,9 +47,9 @@ class Mistaken(FedAvg):
                 finally:
                     torch.set_default_dtype(torch.float32)
             case "forgotten":
-                done: Any = party.fit(plain, m.theta, key)
-                return mine, Model(done.theta)  # the author's line
-        return mine, Model((await party.fit(plain, m.theta, key)).theta)
+                request: Any = party.fit(plain, m.theta, key)
+                return state, Model(request.theta)  # the author's line
+        return state, Model((await party.fit(plain, m.theta, key)).theta)
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Any:
-        return party.fit(plain, m.theta, Key(0)) if self.mistake == "model" else m.theta | mine
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Any:
+        return party.fit(plain, m.theta, Key(0)) if self.mistake == "model" else m.theta | state

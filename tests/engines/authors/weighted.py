@@ -1,7 +1,7 @@
-"""A user's own file: FedAvg whose loss weighs classes by numpy arrays.
+"""A user method: FedAvg whose loss weights classes by numpy arrays.
 
-Idea: classes that a party has few samples of count more; by arrays of its own, by one that all
-parties have, or by a closure.
+Idea: rare classes get larger weights: from an array per party, from one array for all parties, or
+from a closure.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Weighted(FedAvg):
             counts = np.arange(party.task.classes)
         weights = (1 / (1 + counts)).astype(np.float32)
 
-        def enclosed(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
+        def closure_loss(task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
             return F.cross_entropy(task.logits(theta, batch.x), batch.y, weight=from_numpy(weights))
 
         if self.way == "closure":
-            return (await party.fit(enclosed, theta, key)).theta
+            return (await party.fit(closure_loss, theta, key)).theta
         return (await party.fit(self.loss, theta, key, ClassWeights(weights))).theta
 
-    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: ClassWeights) -> Tensor:
-        return F.cross_entropy(task.logits(theta, batch.x), batch.y, weight=from_numpy(own.weights))
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, aux: ClassWeights) -> Tensor:
+        return F.cross_entropy(task.logits(theta, batch.x), batch.y, weight=from_numpy(aux.weights))

@@ -1,6 +1,6 @@
-"""A user's own file: FedAvg whose loss writes to what it is given.
+"""A user method: FedAvg whose loss writes to its arguments.
 
-Idea: what it writes to is a letter's or a party's, or the weights' dict: no engine lets it.
+Idea: it writes to a message, to a party's values or to the dict of weights; every engine refuses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from comity.core import Batch, Key, LearningTask, Model, Params, Party, algorith
 
 @record
 class Given:
-    """Things that could be written to."""
+    """Values that a loss must not write to."""
 
     table: dict[str, float]
     nested: list[dict[str, float]]
@@ -33,37 +33,39 @@ COMMON = torch.zeros(2)
 @algorithm
 class Writing(FedAvg):
     to: Literal[
-        "dict", "nested", "list", "tensor", "common", "array", "theta", "letter", "late"
+        "dict", "nested", "list", "tensor", "common", "array", "theta", "message", "late"
     ] = option("dict", "what it writes to")
 
     async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
-        if self.to == "letter":
-            return (await party.fit(self.to_letter, theta, key, m)).theta
-        own = Given(
+        if self.to == "message":
+            return (await party.fit(self.write_to_message, theta, key, m)).theta
+        aux = Given(
             {"a": 1.0}, [{"a": 1.0}], [1], torch.full((2,), float(party.id)), COMMON, np.zeros(2)
         )
-        return (await party.fit(self.loss, theta, key, own)).theta
+        return (await party.fit(self.loss, theta, key, aux)).theta
 
-    def loss(self, task: LearningTask, theta: Params, batch: Batch, own: Given) -> Tensor:
+    def loss(self, task: LearningTask, theta: Params, batch: Batch, aux: Given) -> Tensor:
         match self.to:
             case "dict":
-                own.table["a"] = 2.0
+                aux.table["a"] = 2.0
             case "nested":
-                own.nested[0]["a"] = 2.0
+                aux.nested[0]["a"] = 2.0
             case "list":
-                own.notes.append(2)
+                aux.notes.append(2)
             case "tensor":
-                own.mine.add_(1)
+                aux.mine.add_(1)
             case "common":
-                own.common.add_(1)
+                aux.common.add_(1)
             case "late" if batch.number == 2 and len(batch.y) == 10:
-                own.mine.add_(1)
+                aux.mine.add_(1)
             case "array":
-                own.array[0] = 2
+                aux.array[0] = 2
             case "theta":
                 theta["fc3.bias"] = theta["fc3.bias"] * 2
         return task.loss(theta, batch)
 
-    def to_letter(self, task: LearningTask, theta: Params, batch: Batch, own: Model) -> Tensor:
-        own.theta["fc3.bias"].mul_(0.5)
+    def write_to_message(
+        self, task: LearningTask, theta: Params, batch: Batch, aux: Model
+    ) -> Tensor:
+        aux.theta["fc3.bias"].mul_(0.5)
         return task.loss(theta, batch)

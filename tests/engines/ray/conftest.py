@@ -1,8 +1,5 @@
-"""A Ray cluster of two machines, both this one. Without COMITY_RAY=1 (`make test-ray` sets it) all
-but the short test is skipped.
-
-The folder is not called `ray`: as a folder on the path it would pass for the package where that is
-not installed.
+"""A Ray cluster with two nodes on this machine. Without COMITY_RAY=1 (`make test-ray` sets it), all
+tests except the short one are skipped.
 """
 
 from __future__ import annotations
@@ -27,9 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def two_nodes() -> Iterator[Any]:
-    """A cluster of two nodes with one CPU each, at RAY_ADDRESS; it stays on this machine, as one
-    that Comity starts does.
-    """
+    """A cluster of two nodes with one CPU each, at RAY_ADDRESS, that only this machine can reach."""
     from comity.engines.ray_cluster import ADDRESS, LOCAL
 
     os.environ.update(LOCAL)

@@ -1,4 +1,4 @@
-"""A run of seconds on data that every worker finds: they come with Comity."""
+"""Settings of a run of a few seconds, on data that are installed with Comity."""
 
 from __future__ import annotations
 

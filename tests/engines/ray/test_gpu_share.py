@@ -1,6 +1,4 @@
-"""Workers that take GPUs: what can be shown without one. Ray counts GPUs that it is only told of as
-it counts real ones.
-"""
+"""Workers that request GPUs, tested without a GPU: Ray does not check that declared GPUs exist."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# A Ray of our own is told of as many GPUs as torch finds: here, one more than there are.
+# Comity declares as many GPUs to its own Ray cluster as torch finds; here torch claims to find one.
 CLUSTER = """
 import sys, time, warnings
 import torch
@@ -20,7 +18,7 @@ import comity
 from comity.engines.ray_cluster import Cluster
 from comity.errors import ComityError
 
-def left(gpus):
+def free_gpus(gpus):
     cluster = Cluster(2, gpus)
     import ray
     for _ in range(100):
@@ -31,7 +29,7 @@ def left(gpus):
     cluster.close()
     return free
 
-print("left", [round(left(gpus), 2) for gpus in (0.5, 0.25)])
+print("free", [round(free_gpus(gpus), 2) for gpus in (0.5, 0.25)])
 warnings.simplefilter("ignore")
 for gpus in (0.6, 1):
     try:
@@ -45,15 +43,15 @@ except ComityError as why:
 """
 
 
-def test_each_worker_asks_ray_for_its_share(tmp_path: Path) -> None:
-    """In a process of its own: Ray is started several times, with a GPU that is none."""
-    done = subprocess.run(
+def test_each_worker_requests_its_share_of_a_gpu(tmp_path: Path) -> None:
+    """In a separate process, because Ray is started several times, with a GPU that does not exist."""
+    process = subprocess.run(
         [sys.executable, "-c", CLUSTER], capture_output=True, text=True, timeout=300, check=False,
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    *_, shares, too_much, whole, run = done.stdout.splitlines()
-    assert shares == "left [0.0, 0.5]"
+    assert process.returncode == 0, process.stderr
+    *_, shares, too_much, whole, run = process.stdout.splitlines()
+    assert shares == "free [0.0, 0.5]"
     assert (
         too_much
         == "The Ray cluster has 1 GPUs, which is room for 1 workers with 0.6 each, not for 2: give"
@@ -66,25 +64,25 @@ def test_each_worker_asks_ray_for_its_share(tmp_path: Path) -> None:
     )
 
 
-def test_a_cluster_without_gpus_says_so_at_once(tmp_path: Path) -> None:
+def test_local_cluster_without_gpus_is_refused(tmp_path: Path) -> None:
     command = [
         "run", "fedavg", "--data", "digits", "--parties", "2", "--rounds", "1", "--model", "linear", "--engine", "ray",
         "--workers", "2", "--gpus", "0.5", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "comity.cli", *command], capture_output=True, text=True, timeout=100, check=False,
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
-    assert done.returncode
+    assert process.returncode
     assert (
-        done.stderr.splitlines()[-1]
+        process.stderr.splitlines()[-1]
         == "comity: The Ray cluster has 0 GPUs, which is room for 0 workers with 0.5 each, not for"
         " 2: give fewer --workers or less --gpus, or go without a GPU."
     )
 
 
 @pytest.mark.usefixtures("two_nodes")
-def test_a_cluster_of_others_without_gpus_says_so_too(tmp_path: Path) -> None:
+def test_existing_cluster_without_gpus_is_refused(tmp_path: Path) -> None:
     import comity
     from comity.errors import UsageError
 

@@ -1,5 +1,5 @@
-"""One run on Ray beside the same in a loop: the short test that `make test` keeps, where Ray is
-installed.
+"""One run on Ray equals the same run on the loop engine: the short test of Ray in `make test`,
+where Ray is installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The same bytes on a cluster of two nodes as in a loop, whoever dies on the way."""
+"""A cluster of two nodes writes the same bytes as the loop engine, also when workers are lost."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from comity.core import *
 
 @algorithm
 class Failing(FedAvg):
-    async def local(self, mine, m, party, key):
+    async def local(self, state, m, party, key):
         raise ValueError(f"nothing works at {party.name}")
 """
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _kept(two_nodes: Any) -> Iterator[None]:
+def _keep_actors(two_nodes: Any) -> Iterator[None]:
     with keep_actors():
         yield
 
@@ -63,12 +63,12 @@ def test_ray_equals_loop(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["scaffold", "fed-sps"])
-def test_ray_equals_loop_when_half_take_part(text: str, tmp_path: Path) -> None:
+def test_ray_equals_loop_with_half_the_parties(text: str, tmp_path: Path) -> None:
     half = {"participation": 0.5, "rounds": 4}
     assert tables(on_ray(text, tmp_path, **half)) == on_loop(text, tuple(half.items()))
 
 
-def test_ray_equals_loop_with_newcomers_absences_and_a_share_of_evaluations(tmp_path: Path) -> None:
+def test_ray_equals_loop_with_newcomers_absences_and_partial_evaluation(tmp_path: Path) -> None:
     more = {
         "newcomers": 1,
         "absent": "random(offline=0.2,lost=0.2)",
@@ -82,108 +82,108 @@ def test_ray_equals_loop_with_newcomers_absences_and_a_share_of_evaluations(tmp_
 def test_workers_are_on_both_nodes_and_stay_for_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[list[tuple[str, int]]] = []
+    places: list[list[tuple[str, int]]] = []
     close = RayEngine.close
 
-    def looked(engine: RayEngine) -> None:
+    def close_and_record(engine: RayEngine) -> None:
         if engine._cluster:
-            seen.append(list(engine._cluster.places))
+            places.append(list(engine._cluster.places))
         close(engine)
 
-    monkeypatch.setattr(RayEngine, "close", looked)
+    monkeypatch.setattr(RayEngine, "close", close_and_record)
     comity.compare(["fedavg", "solo"], out=tmp_path, engine="ray", workers=2, **SMALL)
-    assert len(seen) == 2
-    assert seen[0] == seen[1]
-    assert len({node for node, _ in seen[0]}) == 2
+    assert len(places) == 2
+    assert places[0] == places[1]
+    assert len({node for node, _ in places[0]}) == 2
 
 
-def test_parcels_are_locked_where_the_server_is(
+def test_sealed_messages_are_encrypted_at_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    sealed_messages = []
     function = RayEngine.run
 
-    def looked(engine: RayEngine, *args: Any) -> Iterator[Any]:
-        for i, answer in function(engine, *args):
-            found.extend(sealed_in(answer.reply))
-            yield i, answer
+    def run_and_collect(engine: RayEngine, *args: Any) -> Iterator[Any]:
+        for i, result in function(engine, *args):
+            sealed_messages.extend(sealed_in(result.reply))
+            yield i, result
 
-    monkeypatch.setattr(RayEngine, "run", looked)
+    monkeypatch.setattr(RayEngine, "run", run_and_collect)
     on_ray("fed-sps", tmp_path, rounds=1)
-    assert found
-    assert all(isinstance(unseal(sealed), Cipher) for sealed in found)
+    assert sealed_messages
+    assert all(isinstance(unseal(sealed), Cipher) for sealed in sealed_messages)
 
 
-class Killing:
-    """Kills the run's second worker after a round, once."""
+class KillWorker:
+    """Kills the second worker of a run after a round, once."""
 
     def __init__(self, after: int) -> None:
         self.after = after
-        self.begun: list[int] = []
+        self.first_rounds: list[int] = []
 
     def begin(self, job: Any, first_round: int) -> None:
-        self.begun.append(first_round)
+        self.first_rounds.append(first_round)
 
     def add_replies(self, count: int) -> None:
         pass
 
     def round(self, t: int, figure: float | None, ledger: Any) -> None:
-        if t == self.after and len(self.begun) == 1:
-            os.kill(KILLED[-1], signal.SIGKILL)
+        if t == self.after and len(self.first_rounds) == 1:
+            os.kill(SECOND_WORKERS[-1], signal.SIGKILL)
 
     def end(self) -> None:
         pass
 
 
-KILLED: list[int] = []
+SECOND_WORKERS: list[int] = []
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process of each run's second worker, as it begins."""
+def record_second_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Record the process id of each run's second worker when the run begins."""
     begin = RayEngine._begin
 
-    def began(engine: RayEngine) -> None:
+    def begin_and_record(engine: RayEngine) -> None:
         begin(engine)
         assert engine._cluster
-        KILLED.append(engine._cluster.places[1][1])
+        SECOND_WORKERS.append(engine._cluster.places[1][1])
 
-    monkeypatch.setattr(RayEngine, "_begin", began)
+    monkeypatch.setattr(RayEngine, "_begin", begin_and_record)
 
 
-@pytest.mark.usefixtures("noted")
-def test_a_dead_worker_that_held_nothing_is_replaced(tmp_path: Path) -> None:
-    killing = Killing(after=1)
+@pytest.mark.usefixtures("record_second_worker")
+def test_lost_worker_without_states_is_replaced(tmp_path: Path) -> None:
+    killer = KillWorker(after=1)
     with pytest.warns(UserWarning, match="had no states and is replaced"):
-        result = on_ray("fedavg", tmp_path, progress=killing, rounds=4)
+        result = on_ray("fedavg", tmp_path, progress=killer, rounds=4)
     assert tables(result) == on_loop("fedavg", (("rounds", 4),))
-    assert killing.begun == [0], "nobody went back"
+    assert killer.first_rounds == [0], "the run went back to a checkpoint"
 
 
-@pytest.mark.usefixtures("noted")
-def test_all_go_back_to_the_checkpoint_when_states_died(
+@pytest.mark.usefixtures("record_second_worker")
+def test_run_resumes_from_the_checkpoint_when_states_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
-    killing = Killing(after=2)
+    killer = KillWorker(after=2)
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
-        result = on_ray("scaffold", tmp_path, progress=killing, rounds=4)
+        result = on_ray("scaffold", tmp_path, progress=killer, rounds=4)
     assert tables(result) == on_loop("scaffold", (("rounds", 4),))
-    assert killing.begun == [0, 2]
+    assert killer.first_rounds == [0, 2]
     assert any(
         "went on from its last checkpoint" in warning
         for warning in warning_texts(result.summary, "during")
     )
 
 
-@pytest.mark.usefixtures("noted")
-def test_all_begin_again_when_there_is_no_checkpoint_yet(
+@pytest.mark.usefixtures("record_second_worker")
+def test_run_restarts_when_states_are_lost_before_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "3600")
-    killing = Killing(after=1)
+    killer = KillWorker(after=1)
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
-        result = on_ray("scaffold", tmp_path, progress=killing, rounds=3)
+        result = on_ray("scaffold", tmp_path, progress=killer, rounds=3)
     assert tables(result) == on_loop("scaffold", (("rounds", 3),))
 
 
@@ -191,7 +191,7 @@ SUMS = {"partial_sums": True, "rounds": 4}
 
 
 def with_sums(text: str, out: Path, **settings: Any) -> dict[str, bytes]:
-    """The same in two processes: parties are dealt to workers alike, and so are the sums."""
+    """Tables of the same run on two processes, which assign parties to workers in the same way."""
     return tables(
         comity.run(text, out=out, engine="process", workers=2, **(SMALL | SUMS | settings))
     )
@@ -199,38 +199,38 @@ def with_sums(text: str, out: Path, **settings: Any) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedavg+dbe"])
 def test_partial_sums_are_those_of_processes(text: str, tmp_path: Path) -> None:
-    """To the bit; how far that may be from a loop is in tests/engines/test_partial_sums.py."""
+    """Equal to the bit; tests/engines/test_partial_sums.py bounds the difference from loop."""
     more: dict[str, Any] = {"absent": "random(offline=0.2,lost=0.2)", "participation": 0.75}
-    found = on_ray(text, tmp_path / "ray", **SUMS | more)
-    assert SUMMED in warning_texts(found.summary, "during")
-    assert tables(found) == with_sums(text, tmp_path / "process", **more)
+    result = on_ray(text, tmp_path / "ray", **SUMS | more)
+    assert SUMMED in warning_texts(result.summary, "during")
+    assert tables(result) == with_sums(text, tmp_path / "process", **more)
     assert (
-        tables(found)["ledger.csv"] == on_loop(text, (("rounds", 4), *more.items()))["ledger.csv"]
+        tables(result)["ledger.csv"] == on_loop(text, (("rounds", 4), *more.items()))["ledger.csv"]
     )
 
 
-@pytest.mark.usefixtures("noted")
-def test_a_dead_worker_that_held_nothing_is_asked_again_for_its_sum(tmp_path: Path) -> None:
-    killing = Killing(after=1)
+@pytest.mark.usefixtures("record_second_worker")
+def test_lost_worker_without_states_repeats_its_sum(tmp_path: Path) -> None:
+    killer = KillWorker(after=1)
     with pytest.warns(UserWarning, match="had no states and is replaced"):
-        result = on_ray("fedavg", tmp_path / "ray", progress=killing, **SUMS)
+        result = on_ray("fedavg", tmp_path / "ray", progress=killer, **SUMS)
     assert tables(result) == with_sums("fedavg", tmp_path / "process")
-    assert killing.begun == [0], "nobody went back"
+    assert killer.first_rounds == [0], "the run went back to a checkpoint"
 
 
-@pytest.mark.usefixtures("noted")
-def test_sums_after_states_died_are_the_same(
+@pytest.mark.usefixtures("record_second_worker")
+def test_sums_are_the_same_when_states_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
-    killing = Killing(after=2)
+    killer = KillWorker(after=2)
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
-        result = on_ray("scaffold", tmp_path / "ray", progress=killing, **SUMS)
+        result = on_ray("scaffold", tmp_path / "ray", progress=killer, **SUMS)
     assert tables(result) == with_sums("scaffold", tmp_path / "process")
-    assert killing.begun == [0, 2]
+    assert killer.first_rounds == [0, 2]
 
 
-def test_what_goes_wrong_at_a_worker_is_said_in_one_sentence(tmp_path: Path) -> None:
+def test_error_at_a_worker_is_one_sentence(tmp_path: Path) -> None:
     method = tmp_path / "failing.py"
     method.write_text(FAILING)
     with pytest.raises(

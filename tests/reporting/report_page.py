@@ -15,13 +15,13 @@ from comity.runs.server_run import Quiet
 from comity.studies.compare import compare
 from comity.studies.method_summary import MethodSummary
 
-VOID = {"meta", "link", "img", "input"}
+ELEMENTS_WITHOUT_END = {"meta", "link", "img", "input"}
 SMALL: dict[str, Any] = {
     "partition": "iid|keep(samples=40)", "parties": 3, "rounds": 2, "model": "mlp2(width=8)", "engine": "loop",
 }  # fmt: skip
 
 
-AMOUNTS = """
+REGRESSION_DATA = """
 import numpy as np, torch
 from comity.data import Dataset
 from comity.data.groups import Groups
@@ -36,8 +36,8 @@ def load():
 """
 
 
-class Written(HTMLParser):
-    """`report.html`, parsed: every element must be closed in its order."""
+class ReportPage(HTMLParser):
+    """`report.html`, parsed. Every element must be closed, in the right order."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -45,15 +45,15 @@ class Written(HTMLParser):
         self.source = path.read_text(encoding="utf-8")
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.tables: list[list[list[str]]] = []
-        self.named: dict[str, list[list[list[str]]]] = {}
-        """The same tables by their names; a page of several settings has several of a name."""
+        self.tables_by_name: dict[str, list[list[list[str]]]] = {}
+        """The same tables by name; a page with several settings has several tables of one name."""
         self.notes: list[str] = []
         self.scripts: list[str] = []
         self.words = ""
         self._open: list[str] = []
         self.feed(self.source)
         self.close()
-        assert not self._open, f"never closed: {self._open}"
+        assert not self._open, f"not closed: {self._open}"
         self.content = json.loads(self.scripts[0])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -62,7 +62,7 @@ class Written(HTMLParser):
         self.elements.append((tag, attributes))
         if tag == "table":
             self.tables.append([])
-            self.named.setdefault(str(attributes["data-name"]), []).append(self.tables[-1])
+            self.tables_by_name.setdefault(str(attributes["data-name"]), []).append(self.tables[-1])
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
@@ -71,7 +71,7 @@ class Written(HTMLParser):
             self.notes.append("")
         elif tag == "script":
             self.scripts.append("")
-        if tag not in VOID:
+        if tag not in ELEMENTS_WITHOUT_END:
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -93,7 +93,7 @@ class Written(HTMLParser):
 
     @property
     def shape(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Elements and the names of their attributes, without what they say."""
+        """Elements and the names of their attributes, without values and text."""
         return [(tag, tuple(attributes)) for tag, attributes in self.elements]
 
     @property
@@ -120,20 +120,18 @@ class Written(HTMLParser):
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def table(self, first: str) -> list[dict[str, str]]:
-        """The rows of the table whose heading begins with that column (or, for two such, has it
-        anywhere).
-        """
+        """The rows of the first table that has this column, by the heads of its columns."""
         (heads, *rows), *_ = [t for t in self.tables if first in t[0]]
         return [dict(zip(heads, row, strict=True)) for row in rows]
 
     def records(self, name: str, setting: int = 0) -> list[dict[str, str]]:
-        """The rows of a table by its name, each by its heads."""
-        heads, *rows = self.named[name][setting]
+        """The rows of the table with this name, by the heads of its columns."""
+        heads, *rows = self.tables_by_name[name][setting]
         return [dict(zip(heads, row, strict=True)) for row in rows]
 
     @property
     def sections(self) -> dict[str, list[str]]:
-        """What the sections are called, by the setting that their address names."""
+        """Names of the sections, by the setting in their address."""
         names: dict[str, list[str]] = {}
         for tag, attributes in self.elements:
             if tag == "section" and "data-part" in attributes:
@@ -143,8 +141,8 @@ class Written(HTMLParser):
         return names
 
     @property
-    def broken(self) -> set[str]:
-        """The sections that could not be made."""
+    def failed_sections(self) -> set[str]:
+        """Names of the sections that could not be built."""
         sections = re.findall(
             r'<section id="[^"]*" data-part="(\w+)"(.*?)</section>', self.source, flags=re.DOTALL
         )
@@ -153,39 +151,37 @@ class Written(HTMLParser):
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """A csv file."""
+    """The rows of a CSV file."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def loaded(path: Path) -> Any:
-    """A json file."""
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def compared(
+def run_comparison(
     folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any
 ) -> list[MethodSummary]:
-    """A small comparison with SOLO."""
+    """Run a small comparison with SOLO."""
     base = experiment(SMALL | settings)
     return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None).rows
 
 
-def amounts(folder: Path) -> None:
-    """A small comparison whose label is a number: days in hospital, at three wards whose levels
-    differ.
+def run_regression_comparison(folder: Path) -> None:
+    """Run a small comparison on regression data: days in hospital, at three wards with different
+    means.
     """
     path = folder.parent / "days.py"
-    path.write_text(AMOUNTS, encoding="utf-8")
-    compared(folder, ["fedavg"], data=str(path), partition="auto", lr=0.02)
+    path.write_text(REGRESSION_DATA, encoding="utf-8")
+    run_comparison(folder, ["fedavg"], data=str(path), partition="auto", lr=0.02)
 
 
 def without_checksums(folder: Path) -> None:
-    """Runs as earlier versions wrote them, so that a test can change their files without being
-    found out.
-    """
+    """Remove the checksums from runs, so that a test can change their files unnoticed."""
     for path in folder.rglob(".checksums.json"):
         path.unlink()
     for path in folder.rglob("env.json"):
-        content = {k: v for k, v in loaded(path).items() if k not in ("crc", "config", "split")}
+        content = {k: v for k, v in read_json(path).items() if k not in ("crc", "config", "split")}
         path.write_text(json.dumps(content), encoding="utf-8")

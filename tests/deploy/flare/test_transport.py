@@ -1,4 +1,4 @@
-"""The courier alone, with sites that are functions."""
+"""FlareTransport without FLARE: sites are plain objects."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import pytest
 from comity.errors import ComityError
 
 
-class Far:
-    """A site that answers as it is told, and counts what it was asked."""
+class FakeSite:
+    """A site that answers with a function, and counts its requests."""
 
-    def __init__(self, answer: Callable[[bytes], object], there: bool = True) -> None:
+    def __init__(self, answer: Callable[[bytes], object], is_connected: bool = True) -> None:
         self._answer = answer
-        self.there = there
-        self.asked = 0
+        self.is_connected = is_connected
+        self.request_count = 0
 
     def ask(self, request: bytes, seconds: float) -> object:
-        self.asked += 1
+        self.request_count += 1
         return self._answer(request)
 
     def here(self, seconds: float) -> object:
-        if not self.there:
+        if not self.is_connected:
             raise TimeoutError
         return True
 
 
-def later(seconds: float) -> Callable[[bytes], object]:
+def answer_after(seconds: float) -> Callable[[bytes], object]:
     def answer(request: bytes) -> bytes:
         time.sleep(seconds)
         return request
@@ -40,28 +40,34 @@ def fails(request: bytes) -> bytes:
     raise SystemExit
 
 
-def test_answers_come_as_they_arrive() -> None:
+def test_replies_are_returned_as_they_arrive() -> None:
     from comity.deploy.flare.apps import FlareTransport
 
     transport = FlareTransport(
-        {"slow": Far(later(0.3)), "quick": Far(later(0)), "never": Far(later(2))}, lambda: False
+        {
+            "slow": FakeSite(answer_after(0.3)),
+            "quick": FakeSite(answer_after(0)),
+            "never": FakeSite(answer_after(2)),
+        },
+        lambda: False,
     )
     assert transport.names == ["never", "quick", "slow"]
-    begun = time.monotonic()
+    start = time.monotonic()
     assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 0.8)) == [
         ("quick", b"x"),
         ("slow", b"x"),
         ("never", None),
     ]
-    assert 0.8 <= time.monotonic() - begun < 1.5
+    assert 0.8 <= time.monotonic() - start < 1.5
     assert list(transport.ask({}, 1)) == []
 
 
-def test_a_fault_is_no_answer() -> None:
+def test_failed_site_gives_no_reply() -> None:
     from comity.deploy.flare.apps import FAILED, FlareTransport
 
     transport = FlareTransport(
-        {"a": Far(fails), "b": Far(lambda _: FAILED), "c": Far(lambda _: b"well")}, lambda: False
+        {"a": FakeSite(fails), "b": FakeSite(lambda _: FAILED), "c": FakeSite(lambda _: b"well")},
+        lambda: False,
     )
     assert dict(transport.ask(dict.fromkeys([*transport.names, "nobody"], b""), 5)) == {
         "a": None,
@@ -71,37 +77,41 @@ def test_a_fault_is_no_answer() -> None:
     }
 
 
-def test_who_was_silent_is_asked_whether_it_is_there() -> None:
+def test_silent_site_is_pinged_before_the_next_request() -> None:
     from comity.deploy.flare.apps import FlareTransport
 
-    gone = Far(later(1))
-    transport = FlareTransport({"gone": gone}, lambda: False)
+    site = FakeSite(answer_after(1))
+    transport = FlareTransport({"gone": site}, lambda: False)
     assert list(transport.ask({"gone": b""}, 0.1)) == [("gone", None)]
-    gone.there = False
+    site.is_connected = False
     assert list(transport.ask({"gone": b""}, 5)) == [("gone", None)]
-    assert gone.asked == 1  # not asked in vain
-    gone.there = True
+    assert site.request_count == 1  # no second request while it is disconnected
+    site.is_connected = True
     assert list(transport.ask({"gone": b"back"}, 5)) == [("gone", b"back")]
 
 
-def test_an_aborted_job_is_nobodys_silence() -> None:
+def test_aborted_job_is_an_error() -> None:
     from comity.deploy.flare.apps import FlareTransport
 
-    transport = FlareTransport({"a": Far(fails), "b": Far(later(5))}, lambda: True)
+    transport = FlareTransport({"a": FakeSite(fails), "b": FakeSite(answer_after(5))}, lambda: True)
     with pytest.raises(ComityError, match="aborted"):
         list(transport.ask({"a": b"", "b": b""}, 10))
 
 
-def test_a_site_that_is_gone_does_not_cost_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnected_site_is_noticed_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     from comity.deploy.flare import apps
 
     monkeypatch.setattr(apps, "PING_INTERVAL", 0.05)
     transport = apps.FlareTransport(
-        {"gone": Far(later(5), there=False), "works": Far(later(0.5))}, lambda: False
+        {
+            "gone": FakeSite(answer_after(5), is_connected=False),
+            "works": FakeSite(answer_after(0.5)),
+        },
+        lambda: False,
     )
-    begun = time.monotonic()
+    start = time.monotonic()
     assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 20)) == [
         ("gone", None),
         ("works", b"x"),
     ]
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - start < 3

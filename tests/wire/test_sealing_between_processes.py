@@ -1,9 +1,9 @@
-"""What parties write to each other passes through the server's process, and that process never
-learns it.
+"""Sealed messages on the process engine pass through the server's process, which never gets their
+plaintext.
 
-The server's ends of all lines are tapped: every byte of every header, and every memory file as a
-whole. What must not be in there is known from the same run in a loop, where parcels are plain
-objects.
+The tests record all traffic of the server's process: every byte of every header, and every memory
+file. The plaintext is known from the same run on the loop engine, where sealed messages are not
+encrypted.
 """
 
 from __future__ import annotations
@@ -44,58 +44,58 @@ def on_processes(out: Path, workers: int = 3, **settings: Any) -> comity.Result:
 
 
 @pytest.fixture
-def tap(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """All that the server's process sends and receives from now on."""
-    seen: list[bytes] = []
+def server_traffic(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """All bytes that the server's process sends and receives."""
+    traffic: list[bytes] = []
 
-    def read(descriptors: Iterable[int]) -> None:
-        seen.extend(os.pread(fd, os.fstat(fd).st_size, 0) for fd in descriptors)
+    def record_files(descriptors: Iterable[int]) -> None:
+        traffic.extend(os.pread(fd, os.fstat(fd).st_size, 0) for fd in descriptors)
 
     class Tap(socket.socket):
         def sendall(self, data: Any, *more: Any) -> None:
-            seen.append(bytes(data))
+            traffic.append(bytes(data))
             super().sendall(data, *more)
 
         def sendmsg(self, buffers: Any, ancillary: Any = (), *more: Any) -> int:
-            seen.extend(map(bytes, buffers))
+            traffic.extend(map(bytes, buffers))
             for _, _, descriptors in ancillary:
-                read(descriptors)
+                record_files(descriptors)
             return super().sendmsg(buffers, ancillary, *more)
 
-        def recv(self, *how: Any) -> bytes:
-            got = super().recv(*how)
-            seen.append(got)
-            return got
+        def recv(self, *args: Any) -> bytes:
+            data = super().recv(*args)
+            traffic.append(data)
+            return data
 
-        def recvmsg(self, *how: Any) -> Any:
-            got = super().recvmsg(*how)
-            seen.append(got[0])
-            for _, _, blob in got[1]:
-                read(array.array("i", blob))
-            return got
+        def recvmsg(self, *args: Any) -> Any:
+            result = super().recvmsg(*args)
+            traffic.append(result[0])
+            for _, _, blob in result[1]:
+                record_files(array.array("i", blob))
+            return result
 
     def pair() -> tuple[Channel, Channel]:
-        here, there = socket.socketpair()
-        return Channel(Tap(fileno=here.detach())), Channel(there)
+        server_end, worker_end = socket.socketpair()
+        return Channel(Tap(fileno=server_end.detach())), Channel(worker_end)
 
     monkeypatch.setattr(Channel, "pair", staticmethod(pair))
-    return seen
+    return traffic
 
 
 def windows(tensors: Iterable[Tensor]) -> set[bytes]:
-    """All stretches of 16 bytes that begin with a number and say something: no padding, no row of
-    zeros.
-    """
+    """All stretches of 16 bytes that begin at a number, without padding and rows of zeros."""
     blobs = [t.numpy().tobytes() for t in tensors]
-    made = {blob[k : k + WINDOW] for blob in blobs for k in range(0, len(blob) - WINDOW + 1, 4)}
-    return {window for window in made if len(set(window)) > WINDOW // 2}
+    all_windows = {
+        blob[k : k + WINDOW] for blob in blobs for k in range(0, len(blob) - WINDOW + 1, 4)
+    }
+    return {window for window in all_windows if len(set(window)) > WINDOW // 2}
 
 
-def in_sight(secrets: set[bytes], seen: Iterable[bytes]) -> set[bytes]:
-    """Those of the secrets that occur anywhere in what was seen."""
+def exposed_windows(secrets: set[bytes], traffic: Iterable[bytes]) -> set[bytes]:
+    """The secrets that occur in the traffic."""
     return {
         window
-        for blob in seen
+        for blob in traffic
         for k in range(len(blob) - WINDOW + 1)
         if (window := blob[k : k + WINDOW]) in secrets
     }
@@ -103,26 +103,26 @@ def in_sight(secrets: set[bytes], seen: Iterable[bytes]) -> set[bytes]:
 
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
-    """What each parcel of the run holds, in the order of delivery."""
-    held: list[list[Tensor]] = []
+    """The tensors of each sealed message of the run, in the order of delivery."""
+    plaintexts: list[list[Tensor]] = []
     function = LoopEngine.run
 
-    def listening(
+    def run_and_record(
         engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[Any]:
-        held.extend(
+        plaintexts.extend(
             [t.clone() for t in leaves(unseal(sealed))] for sealed in sealed_messages.values()
         )
         return function(engine, call, messages, sealed_messages)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LoopEngine, "run", listening)
+        patch.setattr(LoopEngine, "run", run_and_record)
         run(GOSSIP, tmp_path_factory.mktemp("loop"), **SMALL)
-    return held
+    return plaintexts
 
 
-def glass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the lock by one that locks nothing."""
+def disable_encryption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace encryption by plain encoding."""
 
     def close(lock: Lock, sealed: Sealed) -> Sealed:
         assert sealed.origin
@@ -140,92 +140,97 @@ def glass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_no_plaintext_of_a_parcel_passes_the_server(
-    workers: int, tap: list[bytes], contents: list[list[Tensor]], tmp_path: Path
+def test_server_process_gets_no_plaintext_of_sealed_messages(
+    workers: int, server_traffic: list[bytes], contents: list[list[Tensor]], tmp_path: Path
 ) -> None:
     secrets = windows(t for sealed in contents for t in sealed)
     assert len(contents) == 8  # four parties, two rounds
     assert len(secrets) > 2000
     on_processes(tmp_path, workers)
     assert (
-        sum(map(len, tap)) > 2 * 8 * 2600
-    )  # each parcel came and went: a linear model has 650 numbers
-    assert not in_sight(secrets, tap)
+        sum(map(len, server_traffic)) > 2 * 8 * 2600
+    )  # each sealed message arrives and leaves; a linear model has 650 numbers
+    assert not exposed_windows(secrets, server_traffic)
 
 
-def test_without_the_lock_all_of_it_would_pass(
-    tap: list[bytes], contents: list[list[Tensor]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_without_encryption_the_server_process_gets_all_plaintext(
+    server_traffic: list[bytes],
+    contents: list[list[Tensor]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """The test above looks where parcels really are, and knows what they hold."""
-    glass(monkeypatch)
+    """Shows that the test above records the sealed messages and knows their contents."""
+    disable_encryption(monkeypatch)
     on_processes(tmp_path)
     for sealed in contents:
         secrets = windows(sealed)
-        assert in_sight(secrets, tap) == secrets
+        assert exposed_windows(secrets, server_traffic) == secrets
 
 
-def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(
+def test_unsealing_at_the_server_gives_unique_ciphertexts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Equal models look different: no nonce comes twice."""
-    carried: list[Any] = []
+    """Equal models have different ciphertexts, because no nonce occurs twice."""
+    forwarded: list[Any] = []
     function = ProcessEngine.run
 
-    def curious(
+    def run_and_record(
         engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[Any]:
-        carried.extend((sealed.size, unseal(sealed)) for sealed in sealed_messages.values())
+        forwarded.extend((sealed.size, unseal(sealed)) for sealed in sealed_messages.values())
         return function(engine, call, messages, sealed_messages)
 
-    monkeypatch.setattr(ProcessEngine, "run", curious)
+    monkeypatch.setattr(ProcessEngine, "run", run_and_record)
     on_processes(tmp_path, rounds=3)
-    assert len(carried) == 12
-    assert {size for size, _ in carried} == {4 * 650}
-    assert {type(content) for _, content in carried} == {Cipher}
+    assert len(forwarded) == 12
+    assert {size for size, _ in forwarded} == {4 * 650}
+    assert {type(content) for _, content in forwarded} == {Cipher}
     for part in ("blob", "keys"):
-        assert len({getattr(content, part).numpy().tobytes() for _, content in carried}) == 12
+        assert len({getattr(content, part).numpy().tobytes() for _, content in forwarded}) == 12
 
 
-def test_a_parcel_that_was_changed_on_its_way_is_noticed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_changed_sealed_message_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     function = ProcessEngine.run
 
-    def meddling(
+    def run_with_change(
         engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[Any]:
         for sealed in list(sealed_messages.values())[:1]:
             unseal(sealed).blob[-1] ^= 1
         return function(engine, call, messages, sealed_messages)
 
-    monkeypatch.setattr(ProcessEngine, "run", meddling)
+    monkeypatch.setattr(ProcessEngine, "run", run_with_change)
     with pytest.raises(comity.ComityError):
         on_processes(tmp_path)
 
 
-def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make an engine deliver parcels otherwise than methods ask for: in a ring of four, each
-    party's to the party before it.
+def misdeliver(how: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make an engine deliver sealed messages to wrong recipients, from wrong senders, late or
+    twice.
     """
     function = engine.run
-    old: dict[Any, Any] = {}
+    earlier_messages: dict[Any, Any] = {}
 
-    def carrying(self: Any, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+    def run_with_misdelivery(
+        self: Any, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[Any]:
         if how == "to another party" and sealed_messages:
-            kept = dict(sealed_messages)
-            sealed_messages = {(src, (dst - 2) % 4): sealed for (src, dst), sealed in kept.items()}
+            original = dict(sealed_messages)
+            sealed_messages = {
+                (src, (dst - 2) % 4): sealed for (src, dst), sealed in original.items()
+            }
         elif how == "as another's" and sealed_messages:
             sealed_messages = {
                 ((src + 1) % 4, dst): sealed for (src, dst), sealed in sealed_messages.items()
             }
         elif how == "a round late" and sealed_messages:
-            sealed_messages = dict(old) if call.round > 1 else sealed_messages
+            sealed_messages = dict(earlier_messages) if call.round > 1 else sealed_messages
         elif how == "twice" and not sealed_messages and call.round == 2:
-            list(function(self, CallId("local", 0, 1, 1), messages, old))
-        old.update(sealed_messages)
+            list(function(self, CallId("local", 0, 1, 1), messages, earlier_messages))
+        earlier_messages.update(sealed_messages)
         return function(self, call, messages, sealed_messages)
 
-    monkeypatch.setattr(engine, "run", carrying)
+    monkeypatch.setattr(engine, "run", run_with_misdelivery)
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, ProcessEngine])
@@ -238,41 +243,41 @@ def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.Monk
         ("twice", "second time"),
     ],
 )
-def test_a_parcel_delivered_otherwise_is_refused_on_every_engine(
+def test_misdelivered_sealed_message_is_refused_on_every_engine(
     how: str, why: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    delivered_otherwise(how, engine, monkeypatch)
+    misdeliver(how, engine, monkeypatch)
     where = {"engine": "process", "workers": 2} if engine is ProcessEngine else {"engine": "loop"}
     with pytest.raises(comity.ComityError, match=why):
         run(GOSSIP, tmp_path, **SMALL | where)
 
 
-def test_parcels_open_again_for_a_call_that_is_repeated(
+def test_sealed_messages_open_again_when_a_call_is_repeated(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its answers may have been lost on their way."""
+    """The replies of the first call may have been lost."""
     replies: list[list[Any]] = []
     function = ProcessEngine.run
 
-    def repeating(
+    def run_twice(
         engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any
     ) -> Iterator[Any]:
         if call.function == "local":
             replies.append(
                 [
-                    (i, answer.steps)
-                    for i, answer in sorted(function(engine, call, messages, sealed_messages))
+                    (i, result.steps)
+                    for i, result in sorted(function(engine, call, messages, sealed_messages))
                 ]
             )
         return function(engine, call, messages, sealed_messages)
 
-    monkeypatch.setattr(ProcessEngine, "run", repeating)
+    monkeypatch.setattr(ProcessEngine, "run", run_twice)
     on_processes(tmp_path)
-    assert [len(answers) for answers in replies] == [4, 4]
+    assert [len(steps) for steps in replies] == [4, 4]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_locked_parcels_change_no_bit(workers: int, tmp_path: Path) -> None:
+def test_encryption_does_not_change_results(workers: int, tmp_path: Path) -> None:
     settings = {
         "rounds": 3,
         "participation": 0.75,
@@ -280,23 +285,23 @@ def test_locked_parcels_change_no_bit(workers: int, tmp_path: Path) -> None:
         "optimizer": "adam",
         "lr": 0.01,
     }
-    alone = run(GOSSIP, tmp_path / "loop", **settings)
-    together = on_processes(tmp_path / "process", workers, **settings)
-    assert tables(together.folder) == tables(alone.folder)
-    for name, theta in weights(alone).items():
-        assert all(torch.equal(value, weights(together)[name][k]) for k, value in theta.items()), (
-            name
-        )
-    rows = [row for row in together.ledger if row.kind == "peer"]
+    loop_run = run(GOSSIP, tmp_path / "loop", **settings)
+    process_run = on_processes(tmp_path / "process", workers, **settings)
+    assert tables(process_run.folder) == tables(loop_run.folder)
+    for name, theta in weights(loop_run).items():
+        assert all(
+            torch.equal(value, weights(process_run)[name][k]) for k, value in theta.items()
+        ), name
+    rows = [row for row in process_run.ledger if row.kind == "peer"]
     assert len(rows) == 3 * 3
     assert {row.bytes for row in rows} == {
         4 * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
-    }  # as if it were not locked
+    }  # as without encryption
 
 
-def test_a_parcel_is_never_saved() -> None:
-    """Its secret is gone with the run's processes; in a loop, where it is not locked, it is refused
-    already.
+def test_sealed_messages_are_never_saved() -> None:
+    """The secret ends with the run's processes. On the loop engine, without encryption, saving is
+    refused, too.
     """
     sealed = seal(Model({"w": torch.ones(5)}), to=1)
     set_origin(sealed, 0, 1)
@@ -309,43 +314,41 @@ def test_a_parcel_is_never_saved() -> None:
 # --- the secret
 
 
-def test_a_run_has_one_secret_which_the_server_never_has(
-    tap: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_each_run_has_one_secret_that_the_server_never_has(
+    server_traffic: list[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def telling(secret: bytes) -> PairKeys:
-        (told / str(os.getpid())).write_bytes(secret)
+    def record_secret(secret: bytes) -> PairKeys:
+        (secret_folder / str(os.getpid())).write_bytes(secret)
         return SharedSecret(secret)
 
-    monkeypatch.setattr(sealing, "SharedSecret", telling)
+    monkeypatch.setattr(sealing, "SharedSecret", record_secret)
     secrets = []
-    for turn in ("first", "second"):
-        told = tmp_path / f"told-{turn}"
-        told.mkdir()
-        on_processes(tmp_path / turn, rounds=1)
-        assert len(list(told.iterdir())) == 3
-        assert not (told / str(os.getpid())).exists()
-        (secret,) = {path.read_bytes() for path in told.iterdir()}
+    for name in ("first", "second"):
+        secret_folder = tmp_path / f"secrets-{name}"
+        secret_folder.mkdir()
+        on_processes(tmp_path / name, rounds=1)
+        assert len(list(secret_folder.iterdir())) == 3
+        assert not (secret_folder / str(os.getpid())).exists()
+        (secret,) = {path.read_bytes() for path in secret_folder.iterdir()}
         assert len(secret) == KEY
         secrets.append(secret)
     assert secrets[0] != secrets[1]
-    assert not any(secret in blob for secret in secrets for blob in tap)
+    assert not any(secret in blob for secret in secrets for blob in server_traffic)
 
 
 def sockets(pid: int | None) -> set[str]:
-    """The sockets that a process holds."""
-    found = set()
+    """The open sockets of a process."""
+    targets = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         try:
-            found.add(os.readlink(descriptor))
+            targets.add(os.readlink(descriptor))
         except OSError:
             continue
-    return {name for name in found if name.startswith("socket:")}
+    return {name for name in targets if name.startswith("socket:")}
 
 
 class Inodes(Quiet):
-    """Who holds which sockets: the server when all workers are forked, and the workers when they
-    have worked.
-    """
+    """Records the sockets of the server after the fork, and those of the workers after a round."""
 
     server: set[str]
     workers: list[set[str]]
@@ -357,36 +360,34 @@ class Inodes(Quiet):
         self.workers = [sockets(child.pid) for child in multiprocessing.active_children()]
 
 
-def test_the_sockets_that_the_secret_went_through_are_closed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    made: list[str] = []
+def test_sockets_of_the_secret_are_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    handover_sockets: list[str] = []
     alive: list[Handover] = []
     begin = Handover.__init__
 
-    def noting(self: Handover, workers: int) -> None:
+    def create_and_record(self: Handover, workers: int) -> None:
         begin(self, workers)
-        alive.append(self)  # what is not closed is not collected either
-        made.extend(
+        alive.append(self)  # keeps the object, so that only close() can close its sockets
+        handover_sockets.extend(
             f"socket:[{os.fstat(end.fileno()).st_ino}]" for pair in self._pairs for end in pair
         )
-        assert set(made) <= sockets(os.getpid())
+        assert set(handover_sockets) <= sockets(os.getpid())
 
-    monkeypatch.setattr(Handover, "__init__", noting)
+    monkeypatch.setattr(Handover, "__init__", create_and_record)
     before, inodes = sockets(os.getpid()), Inodes()
     on_processes(tmp_path, progress=inodes, rounds=1)
-    assert len(made) == 4  # two pairs for three workers
-    assert not inodes.server & set(made)
-    assert len(inodes.server - before) == 3  # the lines
+    assert len(handover_sockets) == 4  # two pairs for three workers
+    assert not inodes.server & set(handover_sockets)
+    assert len(inodes.server - before) == 3  # the channels
     assert len(inodes.workers) == 3
-    for held in inodes.workers:
-        assert not held & set(made)
-        assert len(held - before) == 1  # its own line: it cannot listen to the others'
+    for worker_sockets in inodes.workers:
+        assert not worker_sockets & set(handover_sockets)
+        assert len(worker_sockets - before) == 1  # only its own channel
     assert sockets(os.getpid()) == before
 
 
 @pytest.mark.parametrize(
-    ("victim", "handed"),
+    ("victim", "handovers"),
     [(0, 0), (0, 1), (1, 0), (2, 0)],
     ids=[
         "first-draws-nothing",
@@ -395,27 +396,27 @@ def test_the_sockets_that_the_secret_went_through_are_closed(
         "third-takes-nothing",
     ],
 )
-def test_a_worker_killed_while_the_secret_goes_round_leaves_nobody_waiting(
-    victim: int, handed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_worker_killed_during_the_handover_of_the_secret_ends_the_run(
+    victim: int, handovers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The run ends with a sentence, and the other workers end by themselves: none has to be killed."""
+    """The run ends with an error, and the other workers exit by themselves."""
     lock, close = Handover.lock, ProcessEngine.close
     codes: list[int | None] = []
 
-    def dying(self: Handover, worker: int) -> Lock:
+    def lock_or_die(self: Handover, worker: int) -> Lock:
         if worker == victim:
-            for giver, _ in self._pairs[:handed]:
+            for giver, _ in self._pairs[:handovers]:
                 giver.sendall(bytes(KEY + RUN))
             os.kill(os.getpid(), signal.SIGKILL)
         return lock(self, worker)
 
-    def counting(engine: ProcessEngine) -> None:
+    def close_and_record(engine: ProcessEngine) -> None:
         processes = list(engine._processes)
         close(engine)
         codes.extend(process.exitcode for process in processes)
 
-    monkeypatch.setattr(Handover, "lock", dying)
-    monkeypatch.setattr(ProcessEngine, "close", counting)
+    monkeypatch.setattr(Handover, "lock", lock_or_die)
+    monkeypatch.setattr(ProcessEngine, "close", close_and_record)
     with pytest.raises(comity.ComityError, match=r"A worker process (was ended by SIGKILL|ended)"):
         on_processes(tmp_path)
     assert codes == [-signal.SIGKILL if worker == victim else 0 for worker in range(3)]

@@ -1,5 +1,5 @@
-"""Device discipline: all methods, and the options that compute something else, where no tensor may
-meet one of the CPU's.
+"""Every method, with every option that changes its computation, runs on a fake device whose tensors
+cannot be mixed with tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from far_device import FAR, Apart, Far, far_device, few
+from fake_device import (
+    FAKE_DEVICE,
+    FakeDeviceTensor,
+    MixedDevicesError,
+    fake_device,
+    small_federation,
+)
 from matrix import BATCHNORM, STEEP, methods, tables, wrapped, wrappers
 from sweeps import over_methods
 
@@ -60,7 +66,7 @@ SMALL = {
 }
 
 
-def go(text: str, folder: Path, **settings: Any) -> comity.Result:
+def run_small(text: str, folder: Path, **settings: Any) -> comity.Result:
     usual: dict[str, Any] = {
         "model": "mlp2(width=8)",
         "rounds": 2,
@@ -70,7 +76,7 @@ def go(text: str, folder: Path, **settings: Any) -> comity.Result:
     }
     return comity.run(
         text,
-        few(),
+        small_federation(),
         out=folder,
         **usual | {"lr": 0.02 if text.startswith(STEEP) else 0.1} | settings,
     )
@@ -83,84 +89,89 @@ def go(text: str, folder: Path, **settings: Any) -> comity.Result:
 def test_methods_keep_to_one_device(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with far_device(monkeypatch):
-        go(text, tmp_path)
+    with fake_device(monkeypatch):
+        run_small(text, tmp_path)
 
 
 @pytest.mark.parametrize("text", over_methods(OPTIONS))
-def test_so_do_their_options(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with far_device(monkeypatch):
-        go(text, tmp_path, **OPTIONS[text])
+def test_options_of_methods_keep_to_one_device(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_device(monkeypatch):
+        run_small(text, tmp_path, **OPTIONS[text])
 
 
 @pytest.mark.sweep("adcol", "fedavg")
 @pytest.mark.parametrize("text", ["fedavg", "adcol(hidden=8)", "fed-sps(attack_steps=2)"])
-def test_far_away_all_is_the_same(
+def test_results_on_the_fake_device_equal_those_on_the_cpu(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the same arithmetic, and whatever a party works with is far."""
-    here = go(text, tmp_path / "here", model=BATCHNORM)
-    seen: list[torch.Tensor] = []
+    """The tables are equal, and all tensors of a party are on the fake device."""
+    cpu_run = run_small(text, tmp_path / "here", model=BATCHNORM)
+    tensors: list[torch.Tensor] = []
     end = Site.end
 
-    def ended(site: Site, running: Any) -> Any:
-        seen.extend(
+    def end_and_collect(site: Site, running: Any) -> Any:
+        tensors.extend(
             leaf
             for leaf in leaves([site.party.data.train.x, running.result])
             if isinstance(leaf, torch.Tensor)
         )
         return end(site, running)
 
-    monkeypatch.setattr(Site, "end", ended)
-    with far_device(monkeypatch):
-        far = go(text, tmp_path / "far", model=BATCHNORM)
-    assert tables(far.folder) == tables(here.folder)
-    assert len(seen) > 10
-    assert all(isinstance(tensor, Far) for tensor in seen)
+    monkeypatch.setattr(Site, "end", end_and_collect)
+    with fake_device(monkeypatch):
+        device_run = run_small(text, tmp_path / "far", model=BATCHNORM)
+    assert tables(device_run.folder) == tables(cpu_run.folder)
+    assert len(tensors) > 10
+    assert all(isinstance(tensor, FakeDeviceTensor) for tensor in tensors)
 
 
-# --- the device itself
+# --- the fake device itself
 
 
-def test_what_the_far_device_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    with far_device(monkeypatch):
-        near, index = torch.arange(4.0), torch.tensor([0, 1])
-        far = near.to(FAR)
-        assert far.device == FAR
-        for wrong in (
-            lambda: far + near,
-            lambda: near + far.sum(),
-            lambda: torch.cat([far, near]),
-            lambda: near[index.to(FAR)],
-            lambda: far.index_select(0, index),
-            lambda: torch._foreach_add([far], [near]),
-            lambda: torch.nn.functional.cross_entropy(far[None], torch.tensor(0).expand(1)),
-            lambda: far.index_put((index,), near[:2]),
-            lambda: torch.randn(3, generator=torch.Generator(), device=FAR),
+def test_fake_device_refuses_mixed_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_device(monkeypatch):
+        on_cpu, index = torch.arange(4.0), torch.tensor([0, 1])
+        on_device = on_cpu.to(FAKE_DEVICE)
+        assert on_device.device == FAKE_DEVICE
+        for operation in (
+            lambda: on_device + on_cpu,
+            lambda: on_cpu + on_device.sum(),
+            lambda: torch.cat([on_device, on_cpu]),
+            lambda: on_cpu[index.to(FAKE_DEVICE)],
+            lambda: on_device.index_select(0, index),
+            lambda: torch._foreach_add([on_device], [on_cpu]),
+            lambda: torch.nn.functional.cross_entropy(on_device[None], torch.tensor(0).expand(1)),
+            lambda: on_device.index_put((index,), on_cpu[:2]),
+            lambda: torch.randn(3, generator=torch.Generator(), device=FAKE_DEVICE),
         ):
-            with pytest.raises(Apart):
-                wrong()
+            with pytest.raises(MixedDevicesError):
+                operation()
         with pytest.raises(TypeError):
-            far.numpy()
+            on_device.numpy()
 
 
-def test_what_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    with far_device(monkeypatch):
-        near = torch.arange(4.0)
-        far = torch.tensor([0.0, 1.0, 2.0, 3.0], device=FAR)
-        made = [
-            far + torch.tensor(1.0),
-            2 * far,
-            far[torch.tensor([0, 1])],
-            far[[0, 1]],
-            torch.zeros(2, device=FAR),
-            far.new_ones(2),
+def test_operations_that_the_fake_device_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_device(monkeypatch):
+        on_cpu = torch.arange(4.0)
+        on_device = torch.tensor([0.0, 1.0, 2.0, 3.0], device=FAKE_DEVICE)
+        results = [
+            on_device + torch.tensor(1.0),
+            2 * on_device,
+            on_device[torch.tensor([0, 1])],
+            on_device[[0, 1]],
+            torch.zeros(2, device=FAKE_DEVICE),
+            on_device.new_ones(2),
         ]
-        assert all(isinstance(tensor, Far) and tensor.device == FAR for tensor in made)
-        assert far.tolist() == near.tolist()
-        assert far.sum().item() == 6
-        assert torch.equal(far.cpu(), near)
-        weight = far.clone().requires_grad_()
-        (slope,) = torch.autograd.grad((weight * far).sum(), [weight])
-        assert isinstance(slope, Far)
-        weight.detach().copy_(near)
+        assert all(
+            isinstance(tensor, FakeDeviceTensor) and tensor.device == FAKE_DEVICE
+            for tensor in results
+        )
+        assert on_device.tolist() == on_cpu.tolist()
+        assert on_device.sum().item() == 6
+        assert torch.equal(on_device.cpu(), on_cpu)
+        weight = on_device.clone().requires_grad_()
+        (slope,) = torch.autograd.grad((weight * on_device).sum(), [weight])
+        assert isinstance(slope, FakeDeviceTensor)
+        weight.detach().copy_(on_cpu)

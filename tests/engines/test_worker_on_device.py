@@ -1,5 +1,5 @@
-"""A worker whose parties are on a device of their own, as on a GPU: letters and parcels come, and
-replies leave, on the CPU.
+"""A worker whose parties are on another device, as on a GPU: messages, sealed messages and replies
+cross to and from the CPU.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from far_device import Far, far_device, few
+from fake_device import FakeDeviceTensor, fake_device, small_federation
 from matrix import STEEP, tables
 
 import comity
@@ -27,7 +27,7 @@ from comity.wire.sealing import KEY, RUN
 
 
 class OneActor(WorkersEngine):
-    """An actor of Ray's engine without Ray: what passes between the two are bytes, as there."""
+    """The Ray engine's actor without Ray; messages are bytes, as on a cluster."""
 
     def __init__(self, job: SimulatedRun) -> None:
         super().__init__({p.id: len(p.data.train) for p in job.parties}, 1)
@@ -52,7 +52,7 @@ def on_one_actor(job: SimulatedRun) -> Engine:
     return OneActor(job)
 
 
-def go(text: str, folder: Path, **where: Any) -> comity.Result:
+def run_small(text: str, folder: Path, **where: Any) -> comity.Result:
     lr = 0.02 if text.startswith(STEEP) else 0.1
     settings: dict[str, Any] = {
         "model": "mlp2(width=8)",
@@ -61,7 +61,7 @@ def go(text: str, folder: Path, **where: Any) -> comity.Result:
         "engine": "loop",
         "lr": lr,
     }
-    return comity.run(text, few(), out=folder, **settings | where)
+    return comity.run(text, small_federation(), out=folder, **settings | where)
 
 
 @pytest.mark.sweep("scaffold", "relay")
@@ -69,33 +69,33 @@ def go(text: str, folder: Path, **where: Any) -> comity.Result:
 def test_methods_whose_server_is_on_the_cpu(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is the same arithmetic as in a loop here; and whatever parties work with is far."""
-    here = go(text, tmp_path / "here")
-    seen: list[bool] = []
+    """Tables equal those of the loop engine, and the parties' data are on the fake device."""
+    cpu_run = run_small(text, tmp_path / "here")
+    on_device: list[bool] = []
     end = Site.end
 
-    def ended(site: Site, running: Any) -> Any:
-        seen.append(isinstance(site.party.data.train.x, Far))
+    def end_and_check(site: Site, running: Any) -> Any:
+        on_device.append(isinstance(site.party.data.train.x, FakeDeviceTensor))
         return end(site, running)
 
-    monkeypatch.setattr(Site, "end", ended)
+    monkeypatch.setattr(Site, "end", end_and_check)
     monkeypatch.setattr(SimulatedRun, "engine", on_one_actor)
-    with far_device(monkeypatch):
+    with fake_device(monkeypatch):
         monkeypatch.setattr(SimulatedRun, "device", torch.device("cpu"))
-        there = go(text, tmp_path / "there")
-    assert tables(there.folder) == tables(here.folder)
-    assert seen
-    assert all(seen)
+        device_run = run_small(text, tmp_path / "there")
+    assert tables(device_run.folder) == tables(cpu_run.folder)
+    assert on_device
+    assert all(on_device)
 
 
-def test_a_worker_adds_up_there_and_its_sum_leaves_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Partial sums; that of one worker has the bits of a loop."""
-    here = go("scaffold", tmp_path / "here")
+def test_partial_sums_leave_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial sums of one worker equal the loop engine's means to the bit."""
+    cpu_run = run_small("scaffold", tmp_path / "here")
     monkeypatch.setattr(SimulatedRun, "engine", on_one_actor)
-    with far_device(monkeypatch):
+    with fake_device(monkeypatch):
         monkeypatch.setattr(SimulatedRun, "device", torch.device("cpu"))
-        there = go("scaffold", tmp_path / "there", engine="process", workers=1, partial_sums=True)
-    assert tables(there.folder) == tables(here.folder)
-    assert SUMMED in warning_texts(there.summary, "during")
+        device_run = run_small(
+            "scaffold", tmp_path / "there", engine="process", workers=1, partial_sums=True
+        )
+    assert tables(device_run.folder) == tables(cpu_run.folder)
+    assert SUMMED in warning_texts(device_run.summary, "during")

@@ -1,5 +1,5 @@
-"""Noise on what parties send of their representations (`+ldp`): what it is added to, how much there
-is, what it is called.
+"""Noise on representations and class means that parties send (`+ldp`): sensitivity, scale,
+accounting and budgets.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
     return comity.run(text, federation, **usual | more)
 
 
-def way(
+def hidden_means_of(
     level: Level, z: torch.Tensor, y: torch.Tensor, clip: float, noise: float = 1.0
 ) -> HiddenMeans:
     return HiddenMeans(Samples(z, y), level, clip, noise, [])
@@ -70,16 +70,18 @@ def rows(seed: int, n: int, scale: float, classes: int) -> tuple[torch.Tensor, t
     st.sampled_from([0.01, 1.0, 100.0]),
     st.sampled_from([0.3, 2.0]),
 )
-def test_a_row_moves_sums_and_counts_by_no_more_than_is_declared(
+def test_sensitivity_of_sums_and_counts_to_a_row(
     seed: int, n: int, scale: float, clip: float
 ) -> None:
     z, y = rows(seed, n, scale, 4)
     most = module.release("row", clip, 1.0, 4).sensitivity
-    whole = module.bare(way("row", z, y, clip), z, 4)
-    for gone in range(n):  # blank: it adds nothing
-        rest = torch.arange(n) != gone
-        without = module.bare(way("row", z[rest], y[rest], clip), z[rest], 4)
-        assert (whole - without).norm().item() <= most * (1 + 1e-5)
+    all_rows = module.bare(hidden_means_of("row", z, y, clip), z, 4)
+    for removed in range(n):  # replaced by a blank row, which adds nothing
+        remaining = torch.arange(n) != removed
+        without = module.bare(
+            hidden_means_of("row", z[remaining], y[remaining], clip), z[remaining], 4
+        )
+        assert (all_rows - without).norm().item() <= most * (1 + 1e-5)
 
 
 @settings(max_examples=100, deadline=None)
@@ -89,162 +91,173 @@ def test_a_row_moves_sums_and_counts_by_no_more_than_is_declared(
     st.sampled_from([0.01, 1.0, 100.0]),
     st.sampled_from([0.3, 2.0]),
 )
-def test_a_party_moves_its_means_by_no_more_than_is_declared(
-    seed: int, n: int, scale: float, clip: float
-) -> None:
+def test_sensitivity_of_means_to_a_party(seed: int, n: int, scale: float, clip: float) -> None:
     most = module.release("party", clip, 1.0, 4).sensitivity
-    one, other = (
-        module.bare(way("party", *rows(s, n, scale, 4), clip), rows(s, n, scale, 4)[0], 4)
+    means, other_means = (
+        module.bare(
+            hidden_means_of("party", *rows(s, n, scale, 4), clip), rows(s, n, scale, 4)[0], 4
+        )
         for s in (seed, seed + 1)
     )
-    assert (one - other).norm().item() <= most * (1 + 1e-5)
+    assert (means - other_means).norm().item() <= most * (1 + 1e-5)
 
 
-def test_what_is_declared_is_reached_and_no_number_goes_beyond_it() -> None:
+def test_sensitivity_is_tight_and_holds_for_values_that_are_not_finite() -> None:
     z, y = 50 * torch.ones(4, 3), torch.arange(4)
-    assert module.bare(way("row", z[:1], y[:1], 2.0), z[:1], 4).norm().item() == pytest.approx(
-        2 * math.sqrt(2)
-    )
-    opposite = [module.bare(way("party", sign * z, y, 2.0), sign * z, 4) for sign in (1, -1)]
+    assert module.bare(
+        hidden_means_of("row", z[:1], y[:1], 2.0), z[:1], 4
+    ).norm().item() == pytest.approx(2 * math.sqrt(2))
+    opposite = [
+        module.bare(hidden_means_of("party", sign * z, y, 2.0), sign * z, 4) for sign in (1, -1)
+    ]
     assert (opposite[0] - opposite[1]).norm().item() == pytest.approx(
         module.release("party", 2.0, 1.0, 4).sensitivity
     )
-    broken = torch.tensor([[math.inf, 1.0, -math.inf], [math.nan, 0.0, 1.0]])
+    not_finite = torch.tensor([[math.inf, 1.0, -math.inf], [math.nan, 0.0, 1.0]])
     for level in ("row", "party"):
-        found = module.bare(way(level, broken, y[:2], 2.0), broken, 4)
-        assert found.isfinite().all()
-        assert found.norm(dim=1).max().item() <= 2 * math.sqrt(2) * (1 + 1e-5)
+        means = module.bare(hidden_means_of(level, not_finite, y[:2], 2.0), not_finite, 4)
+        assert means.isfinite().all()
+        assert means.norm(dim=1).max().item() <= 2 * math.sqrt(2) * (1 + 1e-5)
 
 
 # --- Noise
 
 
-def check_noise_is_what_is_declared() -> None:
+def check_noise_has_the_declared_scale() -> None:
     z, y = rows(1, 40, 1.0, 50)
     for level in ("row", "party"):
-        how = way(level, z, y, 0.7, noise=1.5)
-        exact = module.bare(how, z, 50)
-        made = torch.stack([module.noisy(how, z, 50, Key(n)) - exact for n in range(40)])
-        declared = module.release(level, 0.7, 1.5, 50)
-        assert declared.multiplier == pytest.approx(1.5)
-        assert made.std().item() == pytest.approx(declared.noise, rel=0.03)
-        assert abs(made.mean().item()) < 0.05 * declared.noise
-        flat = made.flatten(1)
+        hidden_means = hidden_means_of(level, z, y, 0.7, noise=1.5)
+        exact = module.bare(hidden_means, z, 50)
+        noise_samples = torch.stack(
+            [module.noisy(hidden_means, z, 50, Key(n)) - exact for n in range(40)]
+        )
+        release = module.release(level, 0.7, 1.5, 50)
+        assert release.multiplier == pytest.approx(1.5)
+        assert noise_samples.std().item() == pytest.approx(release.noise, rel=0.03)
+        assert abs(noise_samples.mean().item()) < 0.05 * release.noise
+        flat = noise_samples.flatten(1)
         assert (
-            abs((flat[0] * flat[1]).mean().item()) < 0.3 * declared.noise**2
-        )  # another key, other noise
+            abs((flat[0] * flat[1]).mean().item()) < 0.3 * release.noise**2
+        )  # noise of different keys is independent
 
 
-def test_noise_is_what_is_declared() -> None:
-    check_noise_is_what_is_declared()
+def test_noise_has_the_declared_scale() -> None:
+    check_noise_has_the_declared_scale()
 
 
-def test_a_tenth_of_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_detects_a_tenth_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "gaussian", lambda key, shape, spread: gaussian(key, shape, spread / 10)
     )
     with pytest.raises(AssertionError):
-        check_noise_is_what_is_declared()
+        check_noise_has_the_declared_scale()
 
 
-def test_adcols_rows_have_the_noise_that_was_asked_for() -> None:
+def test_noise_on_rows_of_adcol() -> None:
     for sigma in (0.05, 1.0, 37.0, 1e4):
         assert gaussian_sigma(gaussian_epsilon(sigma, 1e-9), 1e-9) == pytest.approx(sigma, rel=1e-6)
-    made = chain(algorithms.compose("adcol+ldp(noise=2.5)"))[-1]
-    assert isinstance(made, PrivateRows)
-    z = made.add_row_noise(torch.zeros(400, 50), Key(3))
+    method = chain(algorithms.compose("adcol+ldp(noise=2.5)"))[-1]
+    assert isinstance(method, PrivateRows)
+    z = method.add_row_noise(torch.zeros(400, 50), Key(3))
     assert z.std().item() == pytest.approx(2.5, rel=0.03)
 
 
-# --- What it is called
+# --- Accounting
 
 
 def check_plan(result: comity.Result) -> None:
-    """A plan says what it comes to; without a server, where not everybody is asked every time, that
-    is the most.
+    """Check that the plan's epsilons are those of the run. For relay-p2p, which does not call every
+    party in every round, they are upper bounds.
     """
-    found, planned = (
+    actual, planned_epsilons = (
         result.summary["privacy"]["parties"],
         result.job.privacy.guarantees()["parties"],
     )
     if result.job.experiment.algorithm.startswith("relay-p2p"):
-        assert all(found[party] <= planned[party] for party in planned)
-        assert any(found[party] == planned[party] for party in planned)
+        assert all(actual[party] <= planned_epsilons[party] for party in planned_epsilons)
+        assert any(actual[party] == planned_epsilons[party] for party in planned_epsilons)
     else:
-        assert found == planned
+        assert actual == planned_epsilons
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_row_a_record_behind_private_training_or_a_party(
+def test_unit_of_protection_is_row_record_or_party(
     host: str, federation: comity.Federation
 ) -> None:
     with pytest.warns(UserWarning, match="nothing is guaranteed for the record"):
-        alone = run(f"{host}+ldp(noise=4)", federation)
-    told = alone.summary["privacy"]
-    assert (told["unit"], told["unprotected"]) == ("row", [])
-    assert "Models are trained without noise" in " ".join(told["assumptions"])
-    check_plan(alone)
-    # A call is one release, whatever fields it has: what is made of noisy numbers costs nothing
-    # more.
-    calls = {(row.round, row.call, row.party) for row in alone.privacy}
-    assert len(calls) == len(alone.privacy)
-    release = alone.privacy[0].to_release()
+        ldp_run = run(f"{host}+ldp(noise=4)", federation)
+    guarantee = ldp_run.summary["privacy"]
+    assert (guarantee["unit"], guarantee["unprotected"]) == ("row", [])
+    assert "Models are trained without noise" in " ".join(guarantee["assumptions"])
+    check_plan(ldp_run)
+    # A call is one release, whatever its fields: post-processing of noisy numbers is free.
+    calls = {(row.round, row.call, row.party) for row in ldp_run.privacy}
+    assert len(calls) == len(ldp_run.privacy)
+    release = ldp_run.privacy[0].to_release()
     assert release
     assert release.multiplier == pytest.approx(4)
-    most = max(sum(party == each for _, _, party in calls) for each in ("north", "east", "south"))
-    assert told["epsilon"] == pytest.approx(epsilon({release: most}, 1e-5), abs=1e-5)
+    most = max(sum(party == name for _, _, party in calls) for name in ("north", "east", "south"))
+    assert guarantee["epsilon"] == pytest.approx(epsilon({release: most}, 1e-5), abs=1e-5)
 
-    both = run(f"{host}+ldp(noise=4)+dp(noise=2)", federation)
-    told = both.summary["privacy"]
-    assert (told["unit"], told["unprotected"]) == ("record", [])
-    check_plan(both)
-    assert "Models are trained without noise" not in " ".join(told["assumptions"])
-    hidden = [row for row in both.privacy if row.rate == 1]
-    assert {(row.round, row.call, row.party) for row in hidden} == calls
-    assert len(hidden) == len(calls)
-    assert sum(row.steps for row in both.privacy if row.rate < 1) == both.summary["steps"]
+    ldp_and_dp_run = run(f"{host}+ldp(noise=4)+dp(noise=2)", federation)
+    guarantee = ldp_and_dp_run.summary["privacy"]
+    assert (guarantee["unit"], guarantee["unprotected"]) == ("record", [])
+    check_plan(ldp_and_dp_run)
+    assert "Models are trained without noise" not in " ".join(guarantee["assumptions"])
+    ldp_rows = [row for row in ldp_and_dp_run.privacy if row.rate == 1]
+    assert {(row.round, row.call, row.party) for row in ldp_rows} == calls
+    assert len(ldp_rows) == len(calls)
+    assert (
+        sum(row.steps for row in ldp_and_dp_run.privacy if row.rate < 1)
+        == ldp_and_dp_run.summary["steps"]
+    )
 
     if host not in MEANS:
         return
     with pytest.warns(UserWarning, match="Models are trained without noise"):
-        told = run(f"{host}+ldp(noise=4,level=party)", federation).summary["privacy"]
-    assert (told["unit"], told["neighbours"], told["unprotected"]) == ("party", "replaced", [])
+        guarantee = run(f"{host}+ldp(noise=4,level=party)", federation).summary["privacy"]
+    assert (guarantee["unit"], guarantee["neighbours"], guarantee["unprotected"]) == (
+        "party",
+        "replaced",
+        [],
+    )
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_which_classes_there_are_is_not_told() -> None:
-    """Of a party that lacks classes: with level=party all are said to be there, with level=row
-    those that noise lets see.
+def test_classes_of_a_party_are_hidden() -> None:
+    """A party lacks some classes. With level=party its reply shows all classes; with level=row,
+    those whose noisy counts are above the threshold.
     """
     digits = comity.load("digits")
-    few = digits.y < 3
-    lacking = comity.Federation.from_arrays(
-        {"a": (digits.x[few], digits.y[few]), "b": (digits.x, digits.y)}, classes=10
+    in_few_classes = digits.y < 3
+    federation = comity.Federation.from_arrays(
+        {"a": (digits.x[in_few_classes], digits.y[in_few_classes]), "b": (digits.x, digits.y)},
+        classes=10,
     )
-    for level, there in (("party", list(range(10))), ("row", [0, 1, 2])):
-        job = run(f"relay+ldp(noise=1,level={level})", lacking, rounds=1).job
+    for level, visible_classes in (("party", list(range(10))), ("row", [0, 1, 2])):
+        job = run(f"relay+ldp(noise=1,level={level})", federation, rounds=1).job
         party = job.parties[0]
         site = Site(job.algorithm, party, job.root)
-        nothing = Teacher(
+        empty_teacher = Teacher(
             torch.zeros(10, 8),
             torch.zeros(10).bool(),
             torch.zeros(1, 10, 8),
             torch.zeros(1, 10).bool(),
             {},
         )
-        reply = site.run(CallId("local", 1, 1, 0), Message(nothing, None, True), {}).reply
-        assert reply.counts.nonzero().flatten().tolist() == there
-        assert reply.seen.nonzero().flatten().tolist() == there
-        truth = torch.bincount(party.data.train.y, minlength=10)
-        assert not torch.equal(reply.counts.long(), truth)
+        reply = site.run(CallId("local", 1, 1, 0), Message(empty_teacher, None, True), {}).reply
+        assert reply.counts.nonzero().flatten().tolist() == visible_classes
+        assert reply.seen.nonzero().flatten().tolist() == visible_classes
+        true_counts = torch.bincount(party.data.train.y, minlength=10)
+        assert not torch.equal(reply.counts.long(), true_counts)
         if level == "row":
-            assert (reply.counts[:3] - truth[:3]).abs().max() < 8  # 1.4 times five
+            assert (reply.counts[:3] - true_counts[:3]).abs().max() < 8  # 1.4 times five
         assert reply.means.norm(dim=1).max().item() <= 1 + 1e-5
         assert torch.equal(reply.obs[0], reply.means)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_field_that_nobody_declares_is_caught(
+def test_undeclared_field_of_a_reply_gives_no_guarantee(
     federation: comity.Federation, tmp_path: Path
 ) -> None:
     method = tmp_path / "chatty.py"
@@ -263,13 +276,13 @@ class More(Answers):
 class Chatty(Fd):
     @on_party
     async def local(self, F_i: Params, m, party: Party, key: Key) -> tuple[Params, More]:
-        F_i, made = await super().local(F_i, m, party, key)
-        return F_i, More(made.logits, made.counts, float(F_i["fc1.weight"][0, 0]))
+        F_i, answers = await super().local(F_i, m, party, key)
+        return F_i, More(answers.logits, answers.counts, float(F_i["fc1.weight"][0, 0]))
 '''
     )
-    told = run(f"{method}+ldp(noise=1)", federation).summary["privacy"]
-    assert told["epsilon"] == "infinite"
-    assert "More.first (local)" in told["unprotected"]
+    guarantee = run(f"{method}+ldp(noise=1)", federation).summary["privacy"]
+    assert guarantee["epsilon"] == "infinite"
+    assert "More.first (local)" in guarantee["unprotected"]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +303,7 @@ class Chatty(Fd):
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_goes_around_the_noise_is_refused(
+def test_method_that_bypasses_the_noise_is_refused(
     line: str, why: str, federation: comity.Federation, tmp_path: Path
 ) -> None:
     method = tmp_path / "around.py"
@@ -315,7 +328,7 @@ class Around(Fd):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_hidden_or_refused(name: str, federation: comity.Federation) -> None:
+def test_every_method_is_supported_or_refused(name: str, federation: comity.Federation) -> None:
     if name in ("adcol", *MEANS):
         algorithms.compose(f"{name}+ldp(noise=1)")
         return
@@ -339,12 +352,14 @@ def test_every_method_is_hidden_or_refused(name: str, federation: comity.Federat
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_cannot_be_says_why(text: str, why: str, federation: comity.Federation) -> None:
+def test_unsupported_compositions_are_refused(
+    text: str, why: str, federation: comity.Federation
+) -> None:
     with pytest.raises(UsageError, match=why):
         run(text, federation)
 
 
-def test_without_noise_nothing_is_claimed(federation: comity.Federation) -> None:
+def test_without_noise_there_is_no_guarantee(federation: comity.Federation) -> None:
     for host in HOSTS:
         with pytest.warns(UserWarning, match="nothing is hidden"):
             assert (
@@ -359,7 +374,7 @@ def test_without_noise_nothing_is_claimed(federation: comity.Federation) -> None
 @pytest.mark.sweep("relay+ldp", "fd+ldp+dp")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("relay+ldp", {"ldp.noise"}),
         ("adcol(disc=linear)+ldp", {"ldp.noise"}),
@@ -367,31 +382,31 @@ def test_without_noise_nothing_is_claimed(federation: comity.Federation) -> None
         ("relay-p2p+ldp(noise=6)+dp", {"dp.noise"}),
     ],
 )
-def test_a_budget_finds_the_noise(
-    text: str, found: set[str], federation: comity.Federation
+def test_noise_is_solved_from_a_budget(
+    text: str, expected: set[str], federation: comity.Federation
 ) -> None:
     result = run(text, federation, budget="epsilon=6,delta=1e-5")
     assert 5.9 < result.summary["privacy"]["epsilon"] <= 6
-    assert {name for name in result.job.experiment.set if name.endswith(".noise")} == found
+    assert {name for name in result.job.experiment.set if name.endswith(".noise")} == expected
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_call_beyond_the_budget_is_not_made(federation: comity.Federation) -> None:
+def test_run_stops_before_it_exceeds_the_budget(federation: comity.Federation) -> None:
     result = run("fd+ldp(noise=2)", federation, rounds=9, budget="epsilon=4")
     assert 1 < result.summary["rounds"] < 9
     assert result.summary["privacy"]["epsilon"] <= 4
     assert "privacy budget" in result.summary["discarded"][0]["why"]
 
 
-def test_a_plan_says_what_noise_there_will_be(
+def test_plan_states_the_noise(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = ["--parties", "3", "--rounds", "3", "--model", "linear", "--budget", "epsilon=5"]
     monkeypatch.setattr(sys, "argv", ["comity", "plan", "fd+ldp(level=party)", *small])
     with suppress(SystemExit):
         main()
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "epsilon 5 at delta 1e-05, for all that a party has: one is replaced by any other" in said
+        "epsilon 5 at delta 1e-05, for all that a party has: one is replaced by any other" in output
     )
-    assert "noise of ldp: 1.5" in said
+    assert "noise of ldp: 1.5" in output

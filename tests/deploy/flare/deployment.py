@@ -1,4 +1,4 @@
-"""A whole deployment on this machine: real processes, mutual TLS, loopback."""
+"""A deployment on this machine: real processes with mutual TLS, on the loopback interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from comity.deploy.flare.jobs import Jobs
 from comity.deploy.flare.processes import descendants, end_all
 
 HERE = Path(__file__).parent
-OUTSIDE = (Path("/tmp/nvflare"), Path.home() / ".nvflare")  # where FLARE writes unless told
+OUTSIDE_FOLDERS = (Path("/tmp/nvflare"), Path.home() / ".nvflare")  # where FLARE writes by default
 START = (
     "import sys; from pathlib import Path; from comity.deploy.flare.processes import {what};"
     " {what}(*map(Path, sys.argv[1:]))"
@@ -29,15 +29,15 @@ START = (
 
 
 def free_port() -> int:
-    """A port that nobody listens at, for now."""
+    """A free port."""
     with socket.socket() as at:
         at.bind(("127.0.0.1", 0))
         return int(at.getsockname()[1])
 
 
-class Deployed:
-    """A server and sites that can be started, killed and started again; `handler` is the module
-    that answers in their jobs.
+class Deployment:
+    """A server and sites that can be started, killed and restarted. `handler` is the module with
+    the server's and the sites' part of their jobs.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], handler: str = "echo") -> None:
@@ -46,7 +46,7 @@ class Deployed:
         self.names = list(names)
         self.handler = handler
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.before = [folder for folder in OUTSIDE if folder.exists()]
+        self.before = [folder for folder in OUTSIDE_FOLDERS if folder.exists()]
         invite = startup_kits.init(self.hub, "localhost", free_port())
         for name in names:
             request = startup_kits.join(invite, name, self.site(name))
@@ -88,14 +88,14 @@ class Deployed:
                 if at.connect_ex(("127.0.0.1", port)) == 0:
                     return
             time.sleep(0.1)
-        raise TimeoutError(self.said("server"))
+        raise TimeoutError(self.output("server"))
 
-    def said(self, name: str) -> str:
-        """What a server or site wrote to the screen."""
+    def output(self, name: str) -> str:
+        """The output of a server or a site."""
         return (self.folder / f"{name}.out").read_text(encoding="utf-8", errors="replace")
 
     def log(self, name: str) -> str:
-        """FLARE's own log there."""
+        """FLARE's log at a server or a site."""
         kit = (
             self.hub / startup_kits.SERVER
             if name == "server"
@@ -108,7 +108,7 @@ class Deployed:
 
     @contextmanager
     def jobs(self, kit: str = startup_kits.LEAD, seconds: float = 20) -> Iterator[Jobs]:
-        """The researcher's way to the server."""
+        """The researcher's connection to the server."""
         with Jobs.at(self.hub / kit, seconds) as jobs:
             yield jobs
 
@@ -122,14 +122,14 @@ class Deployed:
             time.sleep(0.5)
 
     def wait_until_gone(self, jobs: Jobs, name: str, seconds: float = 90) -> None:
-        """Wait until the server has noticed that a site is gone, which it does by its silence."""
+        """Wait until the server has noticed that a site is disconnected."""
         end = time.monotonic() + seconds
         while name in jobs.sites():
             assert time.monotonic() < end, f"{name} is still there after {seconds} s"
             time.sleep(0.5)
 
     def steps(self) -> list[dict[str, Any]]:
-        """What came of the steps so far."""
+        """The results of the finished steps."""
         return [step for step in self._lines() if "answers" in step]
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ class Deployed:
         )
 
     def wait_for_steps(self, count: int, seconds: float = 90) -> list[dict[str, Any]]:
-        """Wait until so many steps are done; returns them."""
+        """Wait until `count` steps are finished. Returns them."""
         end = time.monotonic() + seconds
         while len(self.steps()) < count:
             assert time.monotonic() < end, (
@@ -153,28 +153,26 @@ class Deployed:
     def wait_until_asked(self, ask: str, seconds: float = 90) -> None:
         """Wait until the server has begun a step."""
         end = time.monotonic() + seconds
-        while not any(line.get("begun") == ask for line in self._lines()):
+        while not any(line.get("started") == ask for line in self._lines()):
             assert time.monotonic() < end, (
                 f"{ask} was not asked within {seconds} s\n{self.log('server')[-3000:]}"
             )
             time.sleep(0.05)
 
     def go(self, name: str) -> None:
-        """Let a step that waits for a file of this name begin."""
+        """Start a step that waits for a file of this name."""
         (self.hub / name).touch()
 
     def tree(self, name: str) -> list[psutil.Process]:
-        """All processes of a server or a site, this one's own command first, then FLARE's, then the
-        jobs'.
-        """
+        """All processes of a server or a site: the command, then FLARE's process, then the jobs'."""
         return descendants([self.processes[name].pid])
 
     def job_process(self, name: str) -> psutil.Process:
-        """The process of the job that a server or a site runs now."""
+        """The process of the running job of a server or a site."""
         (process,) = [
-            one
-            for one in self.tree(name)
-            if any(".runner_process" in w or ".worker_process" in w for w in one.cmdline())
+            candidate
+            for candidate in self.tree(name)
+            if any(".runner_process" in w or ".worker_process" in w for w in candidate.cmdline())
         ]
         return process
 
@@ -185,34 +183,34 @@ class Deployed:
         self.processes.pop(name).wait()
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> int:
-        """Tell a server or site to stop, and wait for it; returns its exit code."""
+        """Send a signal to a server or a site, and wait until it ends. Returns its exit code."""
         process = self.processes.pop(name)
         process.send_signal(number)
         return process.wait(timeout=30)
 
-    def mend(self) -> None:
-        """Let all run, and forget what was asked so far."""
+    def restore(self) -> None:
+        """Start all processes that do not run, and delete the results of earlier steps."""
         for file in [*self.hub.glob("go*"), self.hub / "steps.jsonl"]:
             file.unlink(missing_ok=True)
         self.start(*(name for name in ("server", *self.names) if name not in self.processes))
 
     def close(self) -> None:
-        """Stop all, and see that nothing is left; the folder's name tells our processes from
-        others.
+        """Stop all processes, and check that none remains. The name of the folder in a command
+        identifies our processes.
         """
         for name in list(self.processes):
             self.stop(name)
-        left = self.left()
-        end_all([process.pid for process in left])
-        assert not left, f"left behind: {[process.info for process in left]}"
+        remaining = self.remaining_processes()
+        end_all([process.pid for process in remaining])
+        assert not remaining, f"still running: {[process.info for process in remaining]}"
 
-    def left(self, seconds: float = 5) -> list[psutil.Process]:
-        """Processes that have this folder in their command, after some seconds at most."""
+    def remaining_processes(self, seconds: float = 5) -> list[psutil.Process]:
+        """Processes with this folder in their command that remain after `seconds`."""
         end = time.monotonic() + seconds
         while True:
-            found = [p for p in psutil.process_iter(["pid", "cmdline"]) if self._ours(p)]
-            if not found or time.monotonic() > end:
-                return found
+            processes = [p for p in psutil.process_iter(["pid", "cmdline"]) if self._ours(p)]
+            if not processes or time.monotonic() > end:
+                return processes
             time.sleep(0.2)
 
     def _ours(self, process: psutil.Process) -> bool:
