@@ -42,7 +42,7 @@ from comity.privacy.secagg import (
     Terms,
     from_bytes,
 )
-from comity.runs.checkpoint import flush_to_disk
+from comity.safe_files import flush_to_disk
 from comity.wire.codec import decode, encode
 
 S = TypeVar("S", SiteKeys, SiteShares, MaskedReply, SurvivorSignature, RevealedShares)

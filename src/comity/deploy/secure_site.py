@@ -35,7 +35,7 @@ from comity.privacy.secagg import (
     from_bytes,
     least_threshold,
 )
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 
 PEERS = "peers.json"
 """The file in a site's folder of a run with digests of the public keys of all sites."""
