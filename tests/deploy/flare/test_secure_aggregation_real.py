@@ -18,16 +18,16 @@ from comity.runs.run_warnings import warning_texts
 
 pytest.importorskip("nvflare")
 
-from real import SETTINGS, Real
+from real_sites import SETTINGS, RealSites
 
 MODEL: dict[str, Any] = {"model": "mlp2(width=16)"}
 """Without BatchNorm, which would enlarge differences by rounding in the next round."""
 
 
 @pytest.fixture
-def real(tmp_path: Path) -> Iterator[Real]:
-    real = Real(tmp_path / "real")
-    real.mend()
+def real(tmp_path: Path) -> Iterator[RealSites]:
+    real = RealSites(tmp_path / "real")
+    real.restore()
     yield real
     real.close()
 
@@ -38,13 +38,13 @@ def server_tensors(folder: Path) -> list[torch.Tensor]:
     return [leaf for leaf in leaves(checkpoints.server_state()) if isinstance(leaf, torch.Tensor)]
 
 
-def test_the_mean_is_that_of_a_loop(real: Real, tmp_path: Path) -> None:
+def test_the_mean_is_that_of_a_loop(real: RealSites, tmp_path: Path) -> None:
     """The keys in the startup kits sign, and the server's models are those of a loop without secure
     aggregation, up to rounding.
     """
     with real.jobs() as jobs:
         real.wait_for(jobs)
-    order = real.order("scaffold", tmp_path / "run", secure_aggregation=True, **MODEL)
+    order = real.submit("scaffold", tmp_path / "run", secure_aggregation=True, **MODEL)
     summary = order.summary()
     assert warning_texts(summary, "during") == [EXPERIMENTAL]
     assert summary["discarded"] == []
@@ -55,7 +55,7 @@ def test_the_mean_is_that_of_a_loop(real: Real, tmp_path: Path) -> None:
         assert (one - other).abs().max() <= 1e-5
     server_rows = real.run_of(tmp_path / "run").read_ledger()
     for name in real.names:
-        folder = real.site(name) / "runs" / order.ordered.run
+        folder = real.site(name) / "runs" / order.job.run
         assert (folder / PEERS).exists()
         assert len(list((real.site(name) / MASKED).iterdir())) == SETTINGS["rounds"]
         own = [row for row in RunFolder(folder).read_ledger() if row.call == "local"]
