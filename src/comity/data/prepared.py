@@ -68,6 +68,8 @@ def save(dataset: Dataset, folder: Path) -> None:
             np.save(temporary / "test.npy", dataset.official_test.numpy())
         if dataset.cut_by is not None:
             np.save(temporary / "cut_by.npy", dataset.cut_by)
+        if dataset.patients is not None:
+            np.save(temporary / "patients.npy", dataset.patients)
         for k, group in enumerate(dataset.groups.values()):
             np.save(temporary / f"group-{k}.npy", group.of)
         description = {key: getattr(dataset, name) for key, name in ATTRIBUTES.items()}
@@ -119,6 +121,8 @@ def read(folder: Path) -> Dataset:
         }
         official_test = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
         cut_by = np.array(arrays["cut_by"]) if "cut_by" in arrays else None
+        # An earlier version refuses a folder with patients: the fingerprint covers them.
+        patients = np.array(arrays["patients"]) if "patients" in arrays else None
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value := description[key], list) else value
             for key, name in ATTRIBUTES.items()
@@ -134,6 +138,7 @@ def read(folder: Path) -> Dataset:
             groups=groups,
             schema=schema,
             cut_by=cut_by,
+            patients=patients,
             **fields,
         )
         unchanged = (description["fingerprint"], description["test"]) == (

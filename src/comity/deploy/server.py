@@ -351,6 +351,8 @@ def _find_fault(site: Introduced) -> str:
     info = site.said
     if info.train < 1 or info.validation < 0 or info.test < 0:
         return "it says that it has no training samples, or a negative number of other samples."
+    if info.patients is not None and not 1 <= info.patients <= info.train:
+        return "its number of patients is impossible."
     if info.counts is not None and (
         len(info.counts) != site.classes or min(info.counts, default=0) < 0
     ):

@@ -267,7 +267,9 @@ def _names(row: PrivacyCharge) -> list[str]:
 def _releases(source: Source, function: str) -> dict[str, Any]:
     server_run = source.server_run
     i = server_run.context.roster.names.index(source.party)
-    request = Asked(server_run.info, i, source.info.train, server_run.info.training)
+    request = Asked(
+        server_run.info, i, source.info.train, server_run.info.training, source.info.patients
+    )
     releases: dict[str, Any] = {}
     for depth, name in _places(source, function):
         releases |= releases_of(server_run.algorithm, depth, name, request)
