@@ -25,7 +25,7 @@ Unit = Literal["row", "record", "patient", "party"]
 UNITS: dict[Unit, str] = {
     "row": "a row (what a given model makes of one sample)",
     "record": "a training record",
-    "patient": "all training records of a patient",
+    "patient": "a patient with all its training records",
     "party": "all that a party has",
 }
 """What is protected, from the weakest: who protects a record protects its rows, who protects a

@@ -164,7 +164,7 @@ class PrivacyPlan:
         """What the guarantees assume, a sentence each."""
         source = (
             "from secrets of the sites"
-            if self._run.secret
+            if self._run.secret or self._run.experiment.engine == "flare"
             else "from the run's seed and settings, so that whoever knows them can subtract it"
         )
         sentences = [
@@ -172,6 +172,8 @@ class PrivacyPlan:
             "How many records each party has, and everything in the settings, is no secret.",
             f"Noise is drawn {source}.",
         ]
+        if any(count is not None for count in self._run.info.patients):
+            sentences.append("How many patients each party has is no secret either.")
         if not any(part.traits.protects_records for part in chain(self._run.algorithm)):
             sentences.append(f"It {TRAINED_OPENLY}")
         return sentences
