@@ -10,9 +10,11 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pypdf import PageObject, PdfReader
 
@@ -23,6 +25,8 @@ from comity.checksums import with_crc
 from comity.cli import main
 from comity.core.signature import party_functions, reply_contents
 from comity.core.wrapper import Wrapper
+from comity.data.importing import import_federation
+from comity.data.patients import number_patients
 from comity.disclosure.content import Page
 from comity.disclosure.pdf import HEIGHT, MARGIN, MISSING, WIDTH, Sheets, pdf
 from comity.disclosure.sent_values import KINDS
@@ -510,3 +514,129 @@ def test_wrapped_lines_fit_their_width() -> None:
     assert len(lines) > 3
     assert all(sheets.width(line, 9) <= 60 for line in lines)
     assert sheets.wrap("", 60, 9) == [""]
+
+
+# --- whom the guarantee covers
+
+
+def said_on(page: str, section: str) -> str:
+    """The text of a section of the page."""
+    part = page.split(f'<section id="{section}">', 1)[1].split("</section>", 1)[0]
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", part)).split())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_records_outside_the_guarantee_are_counted(
+    method: str, made: dict[str, Path], federation: comity.Federation
+) -> None:
+    folder = made[method]
+    party = federation.parties[PARTY]
+    covered = said_on(page_of(folder), "covered")
+    assert f"{len(party.validation)} for validation and {len(party.test)} for tests" in covered
+    total = len(party.train) + len(party.validation) + len(party.test)
+    assert f" of the {total} records of this party" in covered
+    evaluations = sum(
+        row.src == PARTY and row.kind == "eval" for row in run_of(folder).read_ledger()
+    )
+    assert evaluations
+    assert f"Figures that were computed from them left {evaluations} times" in covered
+    sheets = text_of((folder / f"disclosure-{PARTY}.pdf").read_bytes())
+    assert f"Figures that were computed from them left {evaluations} times" in sheets
+
+
+def test_the_unit_of_protection_is_named(made: dict[str, Path]) -> None:
+    protected = said_on(page_of(made["fedavg+dp(noise=2)"]), "covered")
+    assert "It does not cover" in protected
+    assert "The unit of protection is a record." in protected
+    assert "A patient with several records is protected less." in protected
+    open_to_all = said_on(page_of(made["fedavg"]), "covered")
+    assert "Against the server no guarantee covers any of the" in open_to_all
+    assert "and not a patient: a patient may have several records." in open_to_all
+    party = said_on(page_of(made["fedavg+dp(level=party,noise=1)"]), "covered")
+    assert "Against the other parties the guarantee is for the" in party
+    assert "The unit of protection is the party" in party
+
+
+def test_patients_are_named_as_the_unit(tmp_path: Path) -> None:
+    digits = comity.load("digits")
+    patients = number_patients(np.arange(240) // 4)
+    data = replace(digits, x=digits.x[:240], y=digits.y[:240], patients=patients)
+    federation = data.partition("iid", parties=3, seed=0)
+    count = federation.parties[PARTY].patient_count
+    with pytest.warns(UserWarning, match="protected together"):
+        done = comity.run("fedavg+dp(noise=2)", federation, out=tmp_path / "run", **SMALL)
+    page = comity.disclose(done, PARTY)[0].read_text(encoding="utf-8")
+    assert f"one of {count} patients together" in said_on(page, "covered")
+    assert "for a patient with all its training records" in said_on(page, "guaranteed")
+    assert "how many patients these are of" in said_on(page, "before")
+    assert "How many patients each party has is no secret either." in html.unescape(page)
+
+
+def test_the_smallest_class_mean_is_counted(tmp_path: Path) -> None:
+    """A class of three records is behind a mean of three; a class of one is not sent."""
+    digits = comity.load("digits")
+    keep = [k for k in range(400) if digits.y[k] < 3]
+    rare = [k for k in range(400) if digits.y[k] == 3][:3] + [
+        k for k in range(400) if digits.y[k] == 4
+    ][:1]
+    x, y = digits.x[keep + rare], digits.y[keep + rare]
+    parts = dict.fromkeys(("p0", PARTY), ((x, y), (digits.x[400:440], digits.y[400:440])))
+    federation = comity.Federation.from_arrays(parts, validation=0.0, classes=10)
+    for method, sizes in (
+        (
+            "relay",
+            "The smallest class mean (Upload.means, Upload.obs) is of 3 records, and so of 3",
+        ),
+        ("relay(min_count=4,n_avg=5)", "The smallest class mean (Upload.obs) is of 5 records"),
+        ("fedproto", "The smallest class mean (Prototypes.means) is of 3 records"),
+        ("fd", "The smallest class mean (Answers.logits) is of one record, and so of one person"),
+    ):
+        done = comity.run(method, federation, out=tmp_path / method, **SMALL)
+        page = comity.disclose(done, PARTY)[0].read_text(encoding="utf-8")
+        assert sizes in said_on(page, "not"), method
+    hidden = comity.run("relay+ldp(noise=3)", federation, out=tmp_path / "hidden", **SMALL)
+    page = comity.disclose(hidden, PARTY)[0].read_text(encoding="utf-8")
+    assert "The smallest class mean" not in page
+
+
+def test_what_left_before_training_is_listed(made: dict[str, Path], tmp_path: Path) -> None:
+    before = said_on(page_of(made["relay"]), "before")
+    assert "Before anything was trained there left the party's name, how many training" in before
+    assert "Before round 1 there also left: averages" in before
+    assert "(Upload.means)" in before
+    assert "schema" not in before
+    assert "also left" not in said_on(page_of(made["fedavg"]), "before")
+    rng = np.random.default_rng(0)
+    (tmp_path / "mine").mkdir()
+    for name in ("p0", PARTY):
+        rows = [f"{rng.integers(20, 90)},{'mf'[k % 2]},{k % 2}" for k in range(40)]
+        text = "\n".join(["age,sex,label", *rows]) + "\n"
+        (tmp_path / "mine" / f"{name}.csv").write_text(text)
+    data = import_federation(tmp_path / "mine", tmp_path / "data", scale="shared")
+    done = comity.run("fedavg", data.partition("auto"), out=tmp_path / "run", **SMALL)
+    before = said_on(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"), "before")
+    assert "their sum, and that of their squares" in before
+    assert "The schema that the parties agreed on before the run names all columns" in before
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("relay", "may be of 2 records (min_count=2), and so of 2 people or fewer"),
+        ("fedproto", "may be of 2 records (min_count=2), and so of 2 people or fewer"),
+        ("fd", "may be of a single record"),
+    ],
+)
+def test_cards_say_how_small_a_class_mean_may_be(method: str, words: str) -> None:
+    assert words in algorithms.card(method).privacy
+    assert "class mean" not in algorithms.card("fedavg").privacy
+
+
+def test_the_report_says_how_small_a_class_mean_may_be(
+    federation: comity.Federation, tmp_path: Path
+) -> None:
+    for k, method in enumerate(("relay(min_count=3)", "relay+ldp(noise=3)")):
+        comity.run(method, federation, out=tmp_path / str(k), **SMALL)
+    page = html.unescape(comity.report(tmp_path).read_text("utf-8"))
+    assert page.count("a class mean may be of") == 1
+    assert "may be of 3 records (min_count=3), and so of 3 people or fewer" in page

@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
 from comity.core.algorithm import Algorithm, AnyAlgorithm
+from comity.core.class_means import describe_smallest_mean, smallest_class_means
 from comity.core.release import reply_fields
 from comity.core.signature import party_functions
 from comity.core.wrapper import Wrapper
@@ -221,8 +222,16 @@ def _bare(cls: type[AnyAlgorithm]) -> str:
         return "nothing leaves a party."
     return (
         f"unless an option says otherwise, {', '.join(fields)} leave a party without noise, and"
-        " epsilon is infinite."
+        f" epsilon is infinite.{_smallest_mean(method)}"
     )
+
+
+def _smallest_mean(method: AnyAlgorithm) -> str:
+    """A sentence about how many records a class mean is of, if the method sends class means."""
+    sizes = smallest_class_means(method)
+    if not sizes:
+        return ""
+    return f" By default, {describe_smallest_mean(method, min(sizes.values()))}."
 
 
 def catalogue() -> list[dict[str, str]]:

@@ -1,24 +1,27 @@
 """DP: Abadi et al., Deep Learning with Differential Privacy, CCS 2016. A wrapper.
 
-Idea: whatever a method's parties train, they train so that no record tells (level=record); or what
-a trusted server makes of their models tells of no party (level=party).
+Idea: whatever a method's parties train, they train so that no record tells (level=record), or no
+patient with all its records (level=patient); or what a trusted server makes of their models tells
+of no party (level=party).
 
 level=record, Algorithm 1 of Abadi et al. in place of every training: each step takes each record
 with chance B/n_i; g̃ = (Σ clip_C(∇ℓ) + N(0, σ²C²)) / B, then the experiment's optimizer. Nobody
-needs to be trusted. level=party, DP-FedAvg (McMahan et al., Learning Differentially Private
+needs to be trusted. level=patient, the same with patients in place of records: each step takes each
+patient with chance B/P_i, and a patient p with records R_p adds Σ_{r∈R_p} clip_C(∇ℓ_r) / |R_p|,
+whose norm is at most C. level=party, DP-FedAvg (McMahan et al., Learning Differentially Private
 Recurrent Language Models, ICLR 2018): Δ_i ← clip_C(θ_i − θ); θ ← θ + (Σ_{i∈S} Δ_i)/|S| + N(0,
 (σC/|S|)²) at the server, which sees every Δ_i.
 
 At a glance: personal = what the host's is; exchanged = what the host exchanges, with noise or
 clipped for a server that adds it; kept = what the host keeps; steps = the host's, each record's
 gradient clipped.
-Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party i; S = the round's
-parties.
-Deviations: a party's records are n_i throughout, so two neighbours differ in one record that is
-blank in one of them. With level=party all parties count alike, and a cohort is drawn without
-replacement: what that gains is accounted for as such. What looks at records in any other way than
-by being trained on them is refused: own steps, BatchNorm, losses that couple a batch, counts of
-labels.
+Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party i; P_i = patients
+of party i; S = the round's parties.
+Deviations: a party's records are n_i throughout, so two neighbours differ in one record (patient)
+that is blank in one of them. With level=party all parties count alike, and a cohort is drawn
+without replacement: what that gains is accounted for as such. What looks at records in any other
+way than by being trained on them is refused: own steps, BatchNorm, losses that couple a batch,
+counts of labels.
 Compared: level=party is the same as Flower's clipping at the server, level=record as fluke's by
 Opacus, without noise; with noise both are within chance. See docs/methods-beside.md.
 """
@@ -36,10 +39,17 @@ from comity.algorithms.fedavg import AveragedModel
 from comity.components.hidden_means import SendsMeans
 from comity.core import *
 from comity.core.aggregate import NoisyAveraging
-from comity.core.release import ALL, STAGES, Asked, Release, Releases
-from comity.core.wrapper import AsHost
+from comity.core.release import ALL, STAGES, Asked, Release, Releases, Unit, releases_of
+from comity.core.signature import party_functions
+from comity.core.wrapper import AsHost, chain
 from comity.privacy.guard import hide_samples
+from comity.training.dp_sgd import Sampling
 from comity.training.requests import Private
+
+ROWS_OF_PATIENTS = (
+    "dp cannot protect patients here: the noise that the method itself adds protects single rows,"
+    " and a patient may have several; write dp(level=record) to protect records."
+)
 
 
 def clipped(change: Params, most: float) -> Params:
@@ -51,8 +61,10 @@ def clipped(change: Params, most: float) -> Params:
 @algorithm
 class Dp(AsHost[None]):
     host: AnyAlgorithm
-    level: Literal["record", "party"] = option(
-        "record", "whom it protects: a record, or a party if the server is trusted"
+    level: Literal["auto", "record", "patient", "party"] = option(
+        "auto",
+        "whom it protects: a record; a patient with all its records; or a party, if the server is"
+        " trusted. auto: a patient if the data name patients, else a record",
     )
     noise: float | Literal["auto"] = option(
         "auto", "σ, in units of C; auto: as little as the run's budget allows", minimum=0
@@ -73,7 +85,7 @@ class Dp(AsHost[None]):
             raise UsageError(f"{name}+{wrapper} cannot be: {host.traits.why_not_private}{first}.")
 
     def check(self, info: Info) -> None:
-        if self.level == "record" and any(task.network.norms for task in info.tasks):
+        if self.level != "party" and any(task.network.norms for task in info.tasks):
             raise UsageError(
                 f"dp cannot train {info.task.network.name}: BatchNorm couples the records of a"
                 " batch."
@@ -92,7 +104,29 @@ class Dp(AsHost[None]):
                 "dp with level=party has no noise for BatchNorm's statistics, which would be"
                 " shared: use fedbn+dp."
             )
+        self._check_patients(info)
         super().check(info)
+
+    def _check_patients(self, info: Info) -> None:
+        """Refuse level=patient where patients are not known, or where they cannot be protected."""
+        counts = [info.patient_count(i) for i in info.parties]
+        unnamed = [name for name, count in zip(info.names, counts, strict=True) if count is None]
+        if self.level == "patient" and unnamed:
+            raise UsageError(
+                f"dp with level=patient needs data that name patients, and those of {unnamed[0]} do"
+                " not: import them with --group and the column of the patient."
+            )
+        if self.level in ("record", "party") or len(unnamed) == len(info.names):
+            return
+        if any(getattr(layer, "noise", 0) == "auto" for layer in chain(self.host)):
+            raise UsageError(ROWS_OF_PATIENTS)
+        asked = Asked(info, 0, info.sizes[0], info.training, counts[0])
+        if any(
+            releases
+            for depth, function in party_functions(self.host)
+            for releases in releases_of(self.host, depth, function, asked).values()
+        ):
+            raise UsageError(ROWS_OF_PATIENTS)
 
     def _private_names(self, task: LearningTask) -> frozenset[str]:
         assert isinstance(self.host, AveragedModel)
@@ -107,7 +141,7 @@ class Dp(AsHost[None]):
             )
         return self.noise
 
-    # A record is protected.
+    # A record is protected, or a patient.
 
     def wrap_party(
         self, party: Party, extra: None, trainings: list[tuple[float, int]] | None = None
@@ -115,7 +149,11 @@ class Dp(AsHost[None]):
         if self.level == "party":
             return party
         how = Private(
-            party.data.train, self.clip, self.sigma, [] if trainings is None else trainings
+            party.data.train,
+            self.clip,
+            self.sigma,
+            [] if trainings is None else trainings,
+            None if self.level == "record" else party.data.patients,
         )
         return replace(party, data=hide_samples(party.data), private=how)
 
@@ -128,7 +166,7 @@ class Dp(AsHost[None]):
             host_state, reply = await function(
                 state.host, message, self.wrap_party(party, None, trainings), key
             )
-            if self.level == "record":
+            if self.level != "party":
                 self._check_declared(function.__name__, trainings, party)
             elif isinstance(reply, Model):
                 reply = Model(self._clipped(reply.theta, message.theta))
@@ -142,17 +180,22 @@ class Dp(AsHost[None]):
         """Refuse a reply that came of more training than was accounted for before it was asked
         for.
         """
+        unit, n = self.protected_units(len(party.data.train), party.data.patient_count)
         declared = sorted(
             (r.rate, r.steps)
-            for r in DpAccounting(self).trained_releases(
-                function, len(party.data.train), party.training
-            )
+            for r in DpAccounting(self).trained_releases(function, unit, n, party.training)
         )
         if sorted(trainings) != declared:
             raise UsageError(
                 f"{function} trains otherwise than its method declares (trainings):"
                 f" {sorted(trainings)}, not {declared}."
             )
+
+    def protected_units(self, records: int, patients: int | None) -> tuple[Unit, int]:
+        """What DP-SGD protects at a party, and how many of them the party has."""
+        if patients is None or self.level == "record":
+            return "record", records
+        return "patient", patients
 
     # A party is protected.
 
@@ -161,7 +204,7 @@ class Dp(AsHost[None]):
         return {name: received[name] + value for name, value in change.items()}
 
     def averaging(self, server: Server) -> NoisyAveraging | None:
-        if self.level == "record":
+        if self.level != "party":
             return None
         cohort = server.sample(server.round)
 
@@ -185,7 +228,7 @@ class Dp(AsHost[None]):
     def adjust_traits(self, declared: Traits) -> Traits:
         return replace(
             super().adjust_traits(declared),
-            protects_records=self.level == "record",
+            protects_records=self.level != "party",
             averages=self.level == "party",
         )
 
@@ -193,16 +236,40 @@ class Dp(AsHost[None]):
 @accounts_for(Dp)
 class DpAccounting(WrapperAccounting[Dp]):
     def warnings(self, info: Info) -> list[str]:
-        return (
-            []
-            if self.method.noise
-            else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
-        )
+        warnings = []
+        if not self.method.noise:
+            warnings.append(
+                "with noise=0 nothing is hidden: gradients are clipped, and that is all."
+            )
+        warnings += self._patient_warnings(info)
+        return warnings
+
+    def _patient_warnings(self, info: Info) -> list[str]:
+        """What is protected where the data of some parties name patients."""
+        named = [i for i in info.parties if info.patient_count(i) is not None]
+        if not named or self.method.level == "party":
+            return []
+        if self.method.level == "record":
+            return [
+                "the data name patients, but level=record protects single records: a patient with"
+                " several records is protected less."
+            ]
+        others = [info.name(i) for i in info.parties if i not in named]
+        if others:
+            return [
+                "all records of a patient are protected together only where the data name"
+                f" patients, which those of {', '.join(others[:5])} do not: single records are"
+                " protected there."
+            ]
+        return ["the data name patients: all records of a patient are protected together."]
 
     def covers(self, function: str, host: Releases, asked: Asked) -> Releases:
         if self.method.level == "party":
             return host
-        trained = self.trained_releases(function, asked.size, asked.training)
+        unit, n = self.method.protected_units(asked.size, asked.patients)
+        trained = self.trained_releases(function, unit, n, asked.training)
+        if unit == "patient" and any(host.values()):
+            raise UsageError(ROWS_OF_PATIENTS)
         # A row behind noise, of a model of which no record tells: then the noise protects the
         # record that it is of.
         records = {
@@ -214,9 +281,9 @@ class DpAccounting(WrapperAccounting[Dp]):
         }
         return {**rows, ALL: trained}
 
-    def trained_releases(self, function: str, n: int, how: Training) -> list[Release]:
-        """The releases of a record by all trainings of a party function. Post-processing of their
-        results costs nothing more.
+    def trained_releases(self, function: str, unit: Unit, n: int, how: Training) -> list[Release]:
+        """The releases of one of n records, or of n patients, by all trainings of a party function.
+        Post-processing of their results costs nothing more.
         """
         trainings = [
             each
@@ -225,18 +292,18 @@ class DpAccounting(WrapperAccounting[Dp]):
         ]
         return [
             Release(
-                "record",
+                unit,
                 "gaussian",
                 self.method.clip,
                 self.method.sigma * self.method.clip,
-                rate=min(1.0, h.batch / n),
-                steps=h.steps_for(n),
+                rate=sampling.rate,
+                steps=sampling.steps,
             )
-            for h in trainings
+            for sampling in (Sampling.of(h, n) for h in trainings)
         ]
 
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        if self.method.level == "record" or not cohort:
+        if self.method.level != "party" or not cohort:
             return self.host.server_release(info, cohort)
         everybody, C, spread = (
             len(info.names),

@@ -31,6 +31,7 @@ changed to eq. 3's. See docs/methods-beside.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -39,6 +40,7 @@ from torch import Tensor
 
 from comity.base.content import CLASS_COUNTS, CLASS_MEANS, describe
 from comity.components.around import Around
+from comity.components.bank import smallest_mean
 from comity.components.classwise import class_means, features_of, pool_means
 from comity.core import *
 
@@ -158,6 +160,9 @@ A = TypeVar("A", bound=SharesPrototypes[Any])
 
 @accounts_for(SharesPrototypes)
 class SharesPrototypesAccounting(Accounting[A]):
+    def group_size(self, field: str, counts: Sequence[int]) -> int | None:
+        return smallest_mean(field, counts, 0, self.method.min_count)
+
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c, d = task.classes, task.width
         return {

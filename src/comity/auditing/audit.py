@@ -27,6 +27,7 @@ from comity.auditing.private_training import attack_private_training
 from comity.auditing.unprotected import attack_samples
 from comity.auditing.view import View
 from comity.checksums import with_crc
+from comity.core.release import RECORD_UNITS
 from comity.core.traits import LEAVES
 from comity.data import Federation
 from comity.errors import UsageError
@@ -107,7 +108,7 @@ class RunAudit:
         if not sentences:
             sentences.append(NO_ATTACK)
         epsilon = self.epsilon_shown
-        claimed = self.claimed if self.unit == "record" else None
+        claimed = self.claimed if self.unit in RECORD_UNITS else None
         if claimed is not None and epsilon is not None and epsilon > claimed:
             refuted = (
                 f"The claim is refuted: epsilon {claimed:g} is claimed, and an attack shows"

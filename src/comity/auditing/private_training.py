@@ -18,6 +18,7 @@ from comity.auditing.finding import Untried
 from comity.auditing.view import View
 from comity.base.key import Key
 from comity.base.samples import Samples
+from comity.core.release import RECORD_UNITS
 from comity.privacy.account import PrivacyCharge
 from comity.training.descent import train
 from comity.training.requests import FitRequest, Fitted, Private
@@ -34,8 +35,10 @@ Trainer = Callable[[FitRequest[None]], Fitted]
 
 def attack_private_training(view: View, trainer: Trainer = train) -> CanaryResult | Untried | None:
     """Attack private training with canaries; None if the run claims nothing for a record."""
-    if view.claimed is None or view.unit != "record":
+    if view.claimed is None or view.unit not in RECORD_UNITS:
         return None
+    if view.unit == "patient":
+        return Untried(ATTACK, "they are single records, and the run claims to protect patients")
     epsilons = view.summary["privacy"]["parties"]
     worst = max(epsilons, key=lambda name: epsilons[name])
     rows = [

@@ -128,6 +128,15 @@ class PartyData:
     """Mean and standard deviation that its inputs were normalised with: one number each, or one per
     channel.
     """
+    patients: Tensor | None = None
+    """The number of the patient of each training sample, from 0 in the order of their first
+    samples; None if the data name no patients.
+    """
+
+    @property
+    def patient_count(self) -> int | None:
+        """How many patients the training samples are of; None if the data name no patients."""
+        return None if self.patients is None else int(self.patients.max()) + 1
 
 
 def combine(parts: Iterable[object]) -> str:

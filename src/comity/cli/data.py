@@ -130,6 +130,14 @@ COLUMN_OPTIONS = {
     "positive": _option("--positive", "positive class for sensitivity, as in dead"),
 }
 """The options about the columns of tables, by the keywords of the import functions."""
+Group = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        help="column with the patient of each row, as in patient_id: a patient's rows stay together"
+        " in a split, and +dp protects them together",
+    ),
+]
 SkipUnlabelled = Annotated[
     bool, typer.Option("--skip-unlabelled", help="skip rows without a label")
 ]
@@ -210,6 +218,7 @@ def import_(
         typer.Option("--out", help="folder for the imported data, to be used as --data FOLDER"),
     ],
     wishes: dict[str, Any],
+    group: Group = None,
     skip_unlabelled: SkipUnlabelled = False,
     schema: Annotated[
         Path | None,
@@ -243,6 +252,7 @@ def import_(
         classes=classes,
         schema=agreed_schema,
         skip_unlabelled=skip_unlabelled,
+        group=group,
         **wishes,
     )
     (names,) = (g.names for g in dataset.groups.values())

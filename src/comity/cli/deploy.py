@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from comity.cli.data import Group
 from comity.cli.finished_runs import (
     AsJson,
     Full,
@@ -100,6 +101,7 @@ def join(
         int | None,
         typer.Option("--classes", help="for arrays: number of classes over all sites"),
     ] = None,
+    group: Group = None,
 ) -> None:
     """Site: import the data, and create the site's key, its policy and a request for the operator.
 
@@ -126,7 +128,7 @@ def join(
         if schema:
             schema_file = folder / "schema.json"
             write_atomically(schema_file, Schema.from_dict(schema).to_text())
-        dataset = import_site_data(data, folder / "data", schema_file, classes)
+        dataset = import_site_data(data, folder / "data", schema_file, classes, group)
         policy.write(folder, site_name, "data")
         request = startup_kits.join(invitation, site_name, folder)
     except (Exception, KeyboardInterrupt) as why:

@@ -45,13 +45,16 @@ class Charging:
         self._answered(1)
 
     def charge_introduction(self, ids: Iterable[int]) -> None:
-        """Write down what makes up `info`: names, sizes and wishes go up; classes and width come
-        down.
+        """Write down what makes up `info`: names, sizes (also the number of patients, if the data
+        name them) and wishes go up; classes and width come down.
         """
         for i in ids:
             name = self.info.name(i)
             wish = self.info.peers[i] if i < len(self.info.peers) else None
-            self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
+            numbers = [0] if self.info.patient_count(i) is None else [0, 0]
+            self._charge(
+                "introduce", name, SERVER, "setup", payload([name, *numbers, list(wish or ())])
+            )
             self._charge(
                 "introduce",
                 SERVER,

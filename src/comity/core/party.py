@@ -249,6 +249,10 @@ class Info:
     """The number of columns whose sums and squares parties send before the start, so that all scale
     them alike.
     """
+    patients: tuple[int | None, ...] = ()
+    """The number of patients that the training samples of each party and newcomer are of; None
+    where the data name no patients.
+    """
 
     @property
     def parties(self) -> range:
@@ -266,6 +270,10 @@ class Info:
         """
         wish = self.peers[i] if i < len(self.peers) else None
         return i != j and (wish is None or j in wish)
+
+    def patient_count(self, i: int) -> int | None:
+        """The number of patients of a party or newcomer; None where its data name no patients."""
+        return self.patients[i] if self.patients else None
 
     def stream(self, i: int) -> int:
         """The number that a party's random streams are folded from. Leaving out other parties does

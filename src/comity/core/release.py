@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from comity.core.party import Info
     from comity.training.settings import Training
 
-Unit = Literal["row", "record", "party"]
+Unit = Literal["row", "record", "patient", "party"]
 UNITS: dict[Unit, str] = {
     "row": "a row (what a given model makes of one sample)",
     "record": "a training record",
+    "patient": "a patient with all its training records",
     "party": "all that a party has",
 }
-"""What is protected, from the weakest: who protects a record protects its rows, and who protects a
-party all its records.
+"""What is protected, from the weakest: who protects a record protects its rows, who protects a
+patient each of its records, and who protects a party all its patients.
+"""
+RECORD_UNITS: tuple[Unit, ...] = ("record", "patient")
+"""The units of training records: they are not protected if one record changes the inputs of
+others.
 """
 Neighbours = Literal["blank", "replaced"]
 NEIGHBOURS: dict[Neighbours, str] = {
@@ -91,6 +96,8 @@ class Asked:
     size: int
     """How many training samples it has."""
     training: Training
+    patients: int | None = None
+    """How many patients these samples are of; None if its data name no patients."""
 
 
 class Spending(Protocol):

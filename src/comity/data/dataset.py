@@ -19,6 +19,7 @@ from comity.data.custom_partitions import CustomPartition, custom_partition_name
 from comity.data.federation import Federation, Preprocess, Sums, share
 from comity.data.formats.common import join_names
 from comity.data.groups import GROUPED, Groups, Piece
+from comity.data.patients import Units, check_patients, check_undivided, number_patients
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
@@ -92,6 +93,10 @@ class Dataset:
     (for example a photo) that the sample belongs to. All samples of a unit stay in the same part.
     -1 marks samples whose part is official.
     """
+    patients: Ints | None = field(default=None, repr=False)
+    """The number of each sample's patient, if the data name patients: see `number_patients`. A
+    partition keeps a patient's samples together.
+    """
 
     def __post_init__(self) -> None:
         coerce("missing", self.missing, Literal["refuse", "impute"])
@@ -108,6 +113,8 @@ class Dataset:
         self._check_constants()
         self._check_official_test()
         self._check_cut()
+        if self.patients is not None:
+            check_patients(self.patients, len(self.y), self.groups)
 
     @property
     def _display_name(self) -> str:
@@ -213,6 +220,11 @@ class Dataset:
                 f"cut_by of {self._display_name} must hold one integer per sample, and"
                 " official_test must say which samples are for testing."
             )
+        if self.patients is not None:
+            raise UsageError(
+                f"{self._display_name} has patients and cut_by, which both say what stays together:"
+                " leave out cut_by."
+            )
         is_test = self.official_test.numpy()
         if np.intersect1d(wholes[is_test & (wholes >= 0)], wholes[~is_test & (wholes >= 0)]).size:
             raise UsageError(
@@ -273,6 +285,8 @@ class Dataset:
         )
         if self.scale != "fixed" or self.schema:
             optional_parts += [self.scale, self.scaled, self.schema and asdict(self.schema)]
+        if self.patients is not None:
+            optional_parts += ["patients", combine(self.patients.tolist())]
         return combine(
             (Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *optional_parts)
         )
@@ -338,12 +352,17 @@ class Dataset:
         # gets which sample.
         key = Key.root(seed).fold("data")
         # Parts are drawn class by class; a regression dataset is treated as one class.
-        y = np.zeros(len(self), np.int64) if self.amounts else self.y.numpy()
+        # From here on, positions are those of units: samples, or patients with all their samples.
+        units = Units(self.patients)
+        y = units.labels(np.zeros(len(self), np.int64) if self.amounts else self.y.numpy())
         official = None if self.official_test is None else self.official_test.numpy()
+        if official is not None and not isinstance(rule, protocols.Own):
+            official = units.mask("the official test part", official)
         is_common_test = rule.reserve(y, official, self.cut_by, key.fold("reserve").numpy())
         pool, common_test = np.flatnonzero(~is_common_test), np.flatnonzero(is_common_test)
-        groups = {by: g.take(pool) for by, g in self.groups.items()}
-        labels_to_divide = self.y.numpy() if is_custom else y
+        unit_groups = units.groups(self.groups)
+        groups = {by: g.take(pool) for by, g in unit_groups.items()}
+        labels_to_divide = units.labels(self.y.numpy()) if is_custom else y
         pieces = partitions.divide(
             first, labels_to_divide[pool], groups, parties, key.fold("partition").numpy(), custom
         )
@@ -352,7 +371,7 @@ class Dataset:
         for i, (name, piece) in enumerate(pieces.items()):
             if isinstance(piece, Piece):
                 positions = np.sort(pool[piece.positions])
-                source = common_test[self.groups[piece.by].of[common_test] == piece.group]
+                source = common_test[unit_groups[piece.by].of[common_test] == piece.group]
             else:
                 positions = np.sort(pool[piece])
                 source = None
@@ -361,15 +380,17 @@ class Dataset:
             )
             train_positions = steps.keep(name, y, train_positions, key)
             labels = steps.labels(i, self.classes, key)
-            shares[name] = share(
-                name,
-                y,
-                train_positions,
-                test_positions,
-                validation=validation,
-                key=key,
-                shift=steps.shift(i),
-                labels=labels,
+            shares[name] = units.samples(
+                share(
+                    name,
+                    y,
+                    train_positions,
+                    test_positions,
+                    validation=validation,
+                    key=key,
+                    shift=steps.shift(i),
+                    labels=labels,
+                )
             )
         text = "|".join(map(str, [first, *chained]))
         federation = self._build(
@@ -442,6 +463,8 @@ class Dataset:
         parties: dict[str, PartyData] = {}
         fills: dict[str, Tensor] = {}
         for name, part in split.parties.items():
+            if self.patients is not None:
+                check_undivided(name, self.patients, part)
             party_preprocess = preprocess.for_party(name)
             used = part.train + part.validation + (part.test if shifted else ())
             # In the dataset's order, so that a sample's noise does not depend on its part.
@@ -538,8 +561,18 @@ class Dataset:
             parts = [replace(s, x=self.preprocess.fill_missing(s.x, fill)) for s in parts]
         if self.amounts:
             parts = [replace(s, y=(s.y - preprocess.label[0]) / preprocess.label[1]) for s in parts]
+        patients = (
+            None
+            if self.patients is None
+            else torch.from_numpy(number_patients(self.patients[list(part.train)]))
+        )
         return PartyData(
-            parts[0], parts[1], parts[2], preprocess.label[1], (preprocess.mean, preprocess.std)
+            parts[0],
+            parts[1],
+            parts[2],
+            preprocess.label[1],
+            (preprocess.mean, preprocess.std),
+            patients,
         )
 
     def _take(

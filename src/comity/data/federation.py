@@ -216,10 +216,12 @@ class Federation:
     @cached_property
     def _fingerprint(self) -> str:
         digest = cache(Samples.digest)  # a common test set is one object and is hashed once
-        return combine(
-            (name, *map(digest, (p.train, p.validation, p.test)))
-            for name, p in self.parties.items()
-        )
+
+        def parts(party: PartyData) -> list[str]:
+            patients = [] if party.patients is None else [combine(party.patients.tolist())]
+            return [*map(digest, (party.train, party.validation, party.test)), *patients]
+
+        return combine((name, *parts(party)) for name, party in self.parties.items())
 
     @staticmethod
     def from_arrays(

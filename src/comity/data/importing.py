@@ -9,7 +9,7 @@ columns, their order, words and separators: a schema determines how they are enc
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from comity.base.samples import Ints
 from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.data.formats import numeric, picture_files, read_image, read_images, read_npz
@@ -29,6 +30,7 @@ from comity.data.formats.common import (
 )
 from comity.data.groups import Groups
 from comity.data.party_files import PICTURES, TABLES, common_kind, find_party_files, source_name
+from comity.data.patients import number_patients
 from comity.data.preparation import Schema
 from comity.data.schema import ColumnOptions
 from comity.data.sets.common import channels_first
@@ -38,6 +40,7 @@ from comity.data.tables import (
     encode_tables,
     infer_schema,
     read_tables,
+    take_patients,
 )
 from comity.errors import UsageError
 
@@ -53,6 +56,8 @@ class Contribution(NamedTuple):
     x: Array
     y: Array
     test: NDArray[np.bool_]
+    patients: Ints | None = None
+    """The number of each sample's patient in this file, if a column names patients."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ def read_federation(
     scale: str | None = None,
     schema: Schema | None = None,
     skip_unlabelled: bool = False,
+    group: str | None = None,
     **column_options: Any,
 ) -> Dataset:
     """Read the parties' files or folders into one dataset.
@@ -117,6 +123,8 @@ def read_federation(
             are never scaled.
         schema: schema of the tables. Default: a schema is inferred from all tables.
         skip_unlabelled: leave out rows of tables without a label.
+        group: the column of tables, or the array of npz files, that identifies the patient of each
+            sample. It is not an input of the model. Only the numbers of the patients are kept.
         **column_options: options for the inferred schema (`label`, `columns`, `drop`, ...: see
             `ColumnOptions`).
 
@@ -133,6 +141,11 @@ def read_federation(
             kind, column_options | {"schema": schema, "skip_unlabelled": skip_unlabelled}
         )
     options = ColumnOptions(**column_options | ({} if scale is None else {"scale": scale}))
+    if group is not None and kind == PICTURES:
+        raise UsageError(
+            "group names a column of a table, or an array of an npz file, but these parties bring"
+            " pictures."
+        )
     if size is not None and kind != PICTURES:
         raise UsageError(f"size is for pictures, but these parties bring {kind}.")
     if kind == PICTURES:
@@ -141,25 +154,40 @@ def read_federation(
         imported = ImportedParties(_read_pictures(paths, size), "pictures by class")
     elif kind == "arrays":
         imported = ImportedParties(
-            {name: _read_arrays(path) for name, path in paths.items()}, "arrays"
+            {name: _read_arrays(path, group) for name, path in paths.items()}, "arrays"
         )
     else:
-        imported = _read_all_tables(paths, options, schema, skip_unlabelled)
+        imported = _read_all_tables(paths, options, schema, skip_unlabelled, group)
     return _dataset(name, imported, classes, scale or "none")
 
 
 def _read_all_tables(
-    paths: Mapping[str, Path], options: ColumnOptions, schema: Schema | None, skip_unlabelled: bool
+    paths: Mapping[str, Path],
+    options: ColumnOptions,
+    schema: Schema | None,
+    skip_unlabelled: bool,
+    group: str | None,
 ) -> ImportedParties:
     """Read all tables and encode them by the given schema, or by one inferred from them."""
     tables = read_tables(paths)
     skip_warnings: list[str] = []
     if skip_unlabelled:
         tables, skip_warnings = drop_unlabelled(tables, schema or options.label_schema())
+    patients: dict[str, Ints] = {}
+    if group is not None:
+        if schema and group in (schema.label, *(column.name for column in schema.columns)):
+            raise UsageError(
+                f"The schema uses {group!r}, which would identify patients: make a schema with"
+                f" --drop {group}."
+            )
+        tables, patients = take_patients(tables, group, options.missing)
+        options = replace(options, drop=tuple(name for name in options.drop if name != group))
     common_schema = schema or infer_schema(tables, options)
     x, y, warnings = encode_tables(common_schema, tables, strict=schema is not None)
     parties = {
-        name: Contribution(paths[name], x[name], y[name], np.zeros(len(y[name]), np.bool_))
+        name: Contribution(
+            paths[name], x[name], y[name], np.zeros(len(y[name]), np.bool_), patients.get(name)
+        )
         for name in tables
     }
     description = (
@@ -179,7 +207,7 @@ def _refuse_column_options(kind: str, options: Mapping[str, Any]) -> None:
 # Arrays.
 
 
-def _read_arrays(path: Path) -> Contribution:
+def _read_arrays(path: Path, group: str | None) -> Contribution:
     """Read `x` and `y`, and `x_test` and `y_test` if the file has them."""
     arrays = read_npz(path, missing=True)
     for key in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else [])):
@@ -214,7 +242,31 @@ def _read_arrays(path: Path) -> Contribution:
             f" {converted[-1].shape[1:]}",
         )
     y = np.concatenate([y for _, y in parts])
-    return Contribution(path, np.concatenate(converted), y, np.arange(len(y)) >= len(converted[0]))
+    return Contribution(
+        path,
+        np.concatenate(converted),
+        y,
+        np.arange(len(y)) >= len(converted[0]),
+        None if group is None else _patients_of_arrays(path, arrays, group),
+    )
+
+
+def _patients_of_arrays(path: Path, arrays: Mapping[str, Array], group: str) -> Ints:
+    """The patients that the array `group` identifies, and `group`_test for the test part."""
+    endings = ("", "_test") if "x_test" in arrays else ("",)
+    parts = []
+    for ending in endings:
+        if (key := f"{group}{ending}") not in arrays:
+            raise file_error(path, f"has no array called {key}; it has {join_names(arrays)}")
+        values = arrays[key]
+        if values.shape != arrays[f"y{ending}"].shape or values.dtype.kind not in "iuUS":
+            raise file_error(
+                path,
+                f"has {key} of shape {values.shape} and type {values.dtype}, but each sample needs"
+                " a whole number or a text that identifies its patient",
+            )
+        parts.append(values)
+    return number_patients(np.concatenate(parts))
 
 
 # Pictures.
@@ -303,11 +355,17 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
             " the classes 0, 1, 2, ..."
         )
     party_numbers = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
+    patients = _all_patients(parties)
     is_missing = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
     warnings = [
         *imported.warnings,
         *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
     ]
+    if patients is not None:
+        warnings.append(
+            f"the samples are of {int(patients.max()) + 1} patients: all samples of a patient stay"
+            " in one part of a split, and +dp protects them together."
+        )
     options: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
     if schema:
         options |= preprocessing_options(schema)
@@ -328,8 +386,24 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         missing="impute" if is_missing.any() or (schema and schema.indicator_columns) else "refuse",
         class_names=class_names,
         warnings=tuple(f"{name}: {warning}" for warning in warnings),
+        patients=patients,
         **options,
     )
+
+
+def _all_patients(parties: Mapping[str, Contribution]) -> Ints | None:
+    """The number of each sample's patient over all parties; None without patients.
+
+    The same identifier at two parties is taken for two patients: each party protects its own.
+    """
+    numbers: list[Ints] = []
+    total = 0
+    for party in parties.values():
+        if party.patients is None:
+            return None
+        numbers.append(party.patients + total)
+        total += int(party.patients.max()) + 1
+    return np.concatenate(numbers)
 
 
 def preprocessing_options(schema: Schema) -> dict[str, Any]:
@@ -456,10 +530,11 @@ def _import_warnings(
             "no sample has the label"
             f" {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}."
         )
-    small = [name for name, party in parties.items() if (~party.test).sum() < SMALLEST_PARTY]
+    small = [name for name, party in parties.items() if _units_to_learn(party) < SMALLEST_PARTY]
     if small:
+        units = "samples" if next(iter(parties.values())).patients is None else "patients"
         warnings.append(
-            f"{join_names(small)} with fewer than {SMALLEST_PARTY} samples take no part; to include"
+            f"{join_names(small)} with fewer than {SMALLEST_PARTY} {units} take no part; to include"
             " them, use --partition 'natural(min=1)'."
         )
     if test.any():
@@ -468,3 +543,10 @@ def _import_warnings(
             " pooled with the other samples."
         )
     return warnings
+
+
+def _units_to_learn(party: Contribution) -> int:
+    """How many samples, or patients, a party has outside its test part."""
+    if party.patients is None:
+        return int((~party.test).sum())
+    return len(np.unique(party.patients[~party.test]))

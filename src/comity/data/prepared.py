@@ -81,6 +81,8 @@ def save(dataset: Dataset, folder: Path, sources: Iterable[Path] = ()) -> None:
             arrays["test"] = dataset.official_test.numpy()
         if dataset.cut_by is not None:
             arrays["cut_by"] = dataset.cut_by
+        if dataset.patients is not None:
+            arrays["patients"] = dataset.patients
         arrays |= {f"group-{k}": group.of for k, group in enumerate(dataset.groups.values())}
         for name, array in arrays.items():
             with create_file(temporary / f"{name}.npy") as file:
@@ -131,6 +133,8 @@ def read(folder: Path) -> Dataset:
         }
         official_test = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
         cut_by = np.array(arrays["cut_by"]) if "cut_by" in arrays else None
+        # An earlier version refuses a folder with patients: the fingerprint covers them.
+        patients = np.array(arrays["patients"]) if "patients" in arrays else None
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value := description[key], list) else value
             for key, name in ATTRIBUTES.items()
@@ -146,6 +150,7 @@ def read(folder: Path) -> Dataset:
             groups=groups,
             schema=schema,
             cut_by=cut_by,
+            patients=patients,
             **fields,
         )
         unchanged = (description["fingerprint"], description["test"]) == (

@@ -13,13 +13,17 @@ from comity.data.library import load
 from comity.data.preparation import Schema
 from comity.errors import UsageError
 
+PATIENT = "patient_id"
+"""The column or array with the number of each sample's patient."""
+
 
 def write_party_files(federation: Federation, data: str, out: Path) -> list[Path]:
     """Write one file per party to a new folder.
 
     Samples of an imported table become a csv file with the original columns. Other samples become
     an npz file with `x` and `y` (training and validation) and `x_test` and `y_test`. Values are
-    those of the dataset, before scaling.
+    those of the dataset, before scaling. If the dataset names patients, the column or array
+    `patient_id` holds their numbers, for an import with `--group patient_id`.
 
     Args:
         federation: the parties to write, with their split.
@@ -52,8 +56,12 @@ def write_party_files(federation: Federation, data: str, out: Path) -> list[Path
             _write_table(path, dataset, dataset.schema, sorted(train + test), [names[k] for k in y])
         else:
             path = out / f"{name}.npz"
-            x = dataset.x.numpy()
-            np.savez_compressed(path, x=x[train], y=y[train], x_test=x[test], y_test=y[test])
+            arrays = {"x": dataset.x.numpy(), "y": y}
+            if dataset.patients is not None:
+                arrays[PATIENT] = dataset.patients
+            parts = {key: values[train] for key, values in arrays.items()}
+            parts |= {f"{key}_test": values[test] for key, values in arrays.items()}
+            np.savez_compressed(path, **parts)
         paths.append(path)
     return paths
 
@@ -63,11 +71,12 @@ def _write_table(
 ) -> None:
     """Write rows with the original columns; missing values become empty cells."""
     x = dataset.x.numpy()
+    patients = [] if dataset.patients is None else [PATIENT]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow([*(column.name for column in schema.columns), schema.label])
+        writer.writerow([*patients, *(column.name for column in schema.columns), schema.label])
         for row in rows:
-            cells: list[str] = []
+            cells = [] if dataset.patients is None else [str(dataset.patients[row])]
             start = 0
             for column in schema.columns:
                 values = x[row, start : start + column.width]

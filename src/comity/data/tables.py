@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from comity.base.samples import Ints
 from comity.data.formats import Table, read_csv, read_parquet, read_xlsx
 from comity.data.formats.common import join_names
 from comity.data.inspection import missing_by_column, outlier_warnings
 from comity.data.party_files import TABLES, common_kind, file_ending, find_party_files
-from comity.data.preparation import Schema, Unusable, encode
+from comity.data.patients import number_patients
+from comity.data.preparation import Column, Schema, Unusable, encode, find_column, read_cells
 from comity.data.schema import (
     ColumnOptions,
     apply_options,
@@ -146,6 +148,53 @@ def _drop_unlabelled_rows(table: Table, label_schema: Schema) -> Table:
     if not has_label.any():
         raise UsageError(f"{table.path} has no label in any row of {name!r}.")
     return Table(table.path, table.names, [column[has_label] for column in table.columns])
+
+
+class PatientTables(NamedTuple):
+    """Tables without the column that identifies patients, and the numbers of each row's patient."""
+
+    tables: dict[str, Table]
+    patients: dict[str, Ints]
+
+
+def take_patients(
+    tables: Mapping[str, Table], column: str, missing: tuple[str, ...]
+) -> PatientTables:
+    """Take the column that identifies patients out of all tables.
+
+    Args:
+        tables: the parties' tables.
+        column: the name of the column.
+        missing: codes of missing values.
+
+    Raises:
+        UsageError: if a table does not have the column, or a row names no patient.
+    """
+    others: dict[str, Table] = {}
+    patients: dict[str, Ints] = {}
+    for party, table in tables.items():
+        columns = dict(zip(table.names, table.columns, strict=True))
+        try:
+            name = find_column(columns, column, (), str(table.path))
+        except Unusable as error:
+            raise UsageError(str(error)) from error
+        if name is None:
+            raise UsageError(
+                f"{table.path} has no column {column!r} that identifies patients; it has"
+                f" {join_names(table.names)}."
+            )
+        texts = read_cells(Column(name, "words"), Schema((), "", (), missing), columns[name])
+        if "" in texts:
+            raise UsageError(
+                f"{table.path} has no {name!r} in row {texts.index('') + 1}: each row needs the"
+                " identifier of its patient."
+            )
+        patients[party] = number_patients(texts)
+        kept = [place for place, other in enumerate(table.names) if other != name]
+        others[party] = Table(
+            table.path, [table.names[k] for k in kept], [table.columns[k] for k in kept]
+        )
+    return PatientTables(others, patients)
 
 
 def infer_schema(tables: Mapping[str, Table], options: ColumnOptions) -> Schema:

@@ -28,7 +28,11 @@ DATA = "sites"
 
 
 def import_site_data(
-    source: Path, out: Path, schema: Path | None, classes: int | None = None
+    source: Path,
+    out: Path,
+    schema: Path | None,
+    classes: int | None = None,
+    group: str | None = None,
 ) -> Dataset:
     """Import a site's file, or its folder of pictures, and save the dataset.
 
@@ -37,10 +41,15 @@ def import_site_data(
         out: the folder that the dataset is written to
         schema: the file of the common schema, for tables
         classes: the number of classes, for arrays
+        group: the column or array that identifies patients, if there is one
     """
     files = find_party_files(source) if source.is_file() else {source.name: source}
     dataset = read_federation(
-        files, source.name, schema=Schema.read(schema) if schema else None, classes=classes
+        files,
+        source.name,
+        schema=Schema.read(schema) if schema else None,
+        classes=classes,
+        group=group,
     )
     save(dataset, out, files.values())
     return dataset

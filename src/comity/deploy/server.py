@@ -389,6 +389,8 @@ def _find_fault(site: Introduced) -> str:
         return "it says that it has no training samples, or a negative number of other samples."
     if not 0 <= site.threshold <= 1 or site.colluders < 0:
         return "its limits of secure aggregation are impossible."
+    if info.patients is not None and not 1 <= info.patients <= info.train:
+        return "its number of patients is impossible."
     if info.counts is not None and (
         len(info.counts) != site.classes or min(info.counts, default=0) < 0
     ):

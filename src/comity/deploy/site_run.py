@@ -262,7 +262,7 @@ class SiteRun:
         classes = self.federation.classes
         counts = count_by_class(data.train.y, classes) if classes else ()
         local = LocalData(len(data.train), len(data.validation), counts, training)
-        asked = Asked(server_run.info, site.party.id, len(data.train), training)
+        asked = Asked(server_run.info, site.party.id, len(data.train), training, data.patient_count)
         method = display_name(self.experiment.algorithm)
         policy.check_groups(groups(site.algorithm, local, asked), method)
         self._checked_policy = policy
@@ -835,6 +835,7 @@ def restrict_to_party(party: Party, run: ServerRun) -> ServerRun:
         tasks=(party.task,),
         newcomers=(),
         peers=(),
+        patients=(party.data.patient_count,),
     )
     return replace(run, info=info)
 

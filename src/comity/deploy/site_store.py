@@ -352,15 +352,20 @@ def runs_of(folder: Path) -> list[RunFolder]:
 
 def bytes_sent(folder: Path, party: str) -> int:
     """The bytes that left this site in all its runs."""
-    total = 0
+    return sum(row.bytes for row in sent_rows(folder, party))
+
+
+def sent_rows(folder: Path, party: str) -> list[Charge]:
+    """The rows of the ledgers of all runs for messages that left this site."""
+    rows: list[Charge] = []
     for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")):
         ledger = LEDGER.salvage(path.parent)
         if ledger.damaged:
             raise CorruptedFile(
                 f"{path} is damaged: how much has left this site in all is not known."
             )
-        total += sum(row.bytes for row in ledger.rows if row.src == party)
-    return total
+        rows += (row for row in ledger.rows if row.src == party)
+    return rows
 
 
 def run_charges(folder: Path) -> list[tuple[str, PrivacyCharge]]:

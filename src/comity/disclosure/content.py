@@ -7,10 +7,19 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from comity.disclosure.sent_values import INTRODUCED, SentValue, kinds_of, what_left
-from comity.disclosure.sources import Source
+from comity.core.release import UNITS
+from comity.deploy.release_ledger import DELTA
+from comity.disclosure.sent_values import (
+    INTRODUCED,
+    SentValue,
+    kinds_of,
+    smallest_means,
+    what_left,
+)
+from comity.disclosure.sources import AllRuns, Source
 from comity.names import display_name
 from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
+from comity.privacy.composition import weakest_unit
 from comity.reporting.blocks import Facts, Section, Table
 from comity.wire.ledger import SERVER, Charge
 
@@ -57,7 +66,10 @@ def page_of(source: Source) -> Page:
         _unprotected_section(source, values),
         _table_section(source, values),
         _guarantee_section(source, values),
+        _coverage_section(source, values),
         _limits_section(source, values),
+        _before_training_section(source, values),
+        *([_all_runs_section(source.party, source.all_runs)] if source.all_runs else []),
         _attacks_section(source),
     ]
     version = source.run.read_environment()
@@ -284,9 +296,12 @@ def _explain_epsilon(epsilon: float, block: dict[str, Any]) -> str:
         if factor < FACTOR_WITHOUT_MEANING
         else "more than a thousand times, which protects nobody,"
     )
-    what = {"row": "one row", "record": "one training record", "party": "all that this party has"}[
-        block["unit"]
-    ]
+    what = {
+        "row": "one row",
+        "record": "one training record",
+        "patient": "one patient, with all training records of that patient,",
+        "party": "all that this party has",
+    }[block["unit"]]
     other = {"blank": "a blank one, which adds nothing", "replaced": "any other"}.get(
         block["neighbours"], "another"
     )
@@ -295,6 +310,66 @@ def _explain_epsilon(epsilon: float, block: dict[str, Any]) -> str:
         f" {times} as likely as if {what} had been replaced by {other} (epsilon {epsilon:.3g}; the"
         f" smaller, the less can be told), but for a chance of {block['delta']:g} (delta)."
     )
+
+
+def _coverage_section(source: Source, values: list[SentValue]) -> Section:
+    """Which records the guarantee is for, and which it does not cover."""
+    section = Section("covered", "Which records are covered")
+    info = source.info
+    held_out = info.validation + info.test
+    total = info.train + held_out
+    parts = f"{info.validation:,} for validation and {info.test:,} for tests"
+    if math.isinf(_epsilon(source, values)):
+        section.say(
+            f"Against the server no guarantee covers any of the {total:,} records of this party:"
+            f" {info.train:,} for training, {parts}.",
+            "warning",
+        )
+        if source.summary["privacy"]["trusted_server"]:
+            section.say(
+                f"Against the other parties the guarantee is for the {info.train:,} training"
+                " records."
+            )
+    else:
+        section.say(
+            f"The guarantee is for the {info.train:,} training records. It does not cover"
+            f" {held_out:,} of the {total:,} records of this party: {parts}.",
+            "warning",
+        )
+    times = "once" if source.evaluations == 1 else f"{source.evaluations:,} times"
+    section.say(
+        "No noise protects validation and test records. Figures that were computed from them left"
+        f" {times} in this run."
+        if source.evaluations
+        else "Nothing that was computed from validation and test records left in this run."
+    )
+    section.say(_describe_unit(source))
+    return section
+
+
+def _describe_unit(source: Source) -> str:
+    """Whether a record or a patient is the unit of protection."""
+    info = source.info
+    releases = [release for row in source.privacy_rows if (release := row.to_release())]
+    unit = weakest_unit(dict.fromkeys(releases, 1)) if releases else ""
+    if unit == "patient":
+        return (
+            "The unit of protection is a patient: all training records of one of"
+            f" {info.patients:,} patients together."
+        )
+    if unit == "party":
+        return "The unit of protection is the party: all its training records together."
+    if info.patients is None:
+        several = "a patient may have several records"
+    else:
+        several = f"the {info.train:,} training records are of {info.patients:,} patients"
+    meaning = f"is a row of the data or a picture, and not a patient: {several}."
+    if unit == "record":
+        return (
+            f"The unit of protection is a record. A record {meaning} A patient with several records"
+            " is protected less."
+        )
+    return f"A record {meaning}"
 
 
 def _limits_section(source: Source, values: list[SentValue]) -> Section:
@@ -311,9 +386,81 @@ def _limits_section(source: Source, values: list[SentValue]) -> Section:
         )
     if any(row.dst == SERVER and row.kind == "up" for row in source.sent_rows):
         section.say("The server may send what it computes from these values to the other parties.")
+    if means := smallest_means(source):
+        section.say(_describe_smallest_mean(source, means))
+    if not source.all_runs:
+        section.say(
+            "Other runs on the same records are not on this page. What they released adds to what"
+            " is listed here."
+        )
+    return section
+
+
+def _describe_smallest_mean(source: Source, means: dict[str, int]) -> str:
+    """How few people a class mean may be of, from the least number of records by field."""
+    least = min(means.values())
+    fields = ", ".join(name for name, records in means.items() if records == least)
+    records = "one record" if least == 1 else f"{least:,} records"
+    people = "one person" if least == 1 else f"{least:,} people or fewer"
+    allowed = "" if source.class_counts is not None else " by the settings of the method"
+    return (
+        f"The smallest class mean ({fields}){allowed} is of {records}, and so of {people}. The"
+        " fewer there are, the more a mean tells about each of them."
+    )
+
+
+def _before_training_section(source: Source, values: list[SentValue]) -> Section:
+    """What left before the first training."""
+    section = Section("before", "What left before training")
+    for value in values:
+        if value.name == INTRODUCED:
+            section.say(f"Before anything was trained there left {value.words}.")
+    if source.place != "simulation" and source.info.counts is None:
+        section.say("How many records there are of each class did not leave with that.")
+    early = [
+        value
+        for value in values
+        if value.name != INTRODUCED and value.training and any(row.round == 0 for row in value.rows)
+    ]
+    if early:
+        section.say(f"Before round 1 there also left: {_names(early)}.")
+    if source.is_table is not False:
+        condition = "" if source.is_table else "If the data are a table: "
+        section.say(
+            f"{condition}{'the' if condition else 'The'} schema that the parties agreed on before"
+            " the run names all columns, and all words that occur in columns of words. It was"
+            " exchanged outside of the run, and is not counted on this page."
+        )
+    return section
+
+
+def _all_runs_section(party: str, total: AllRuns) -> Section:
+    """What all runs at a site add up to."""
+    section = Section("all-runs", "What all runs at this site add up to")
+    runs = "one run" if total.runs == 1 else f"{total.runs:,} runs"
+    section.say(f"{party} has taken part in {runs}, this one among them.")
+    budget = total.policy.budget_epsilon
+    allowed = "sets no limit" if math.isinf(budget) else f"allows {budget:g} at most"
+    if math.isinf(total.epsilon):
+        unbounded = total.runs - total.bounded_runs
+        section.say(
+            f"Over all of them there is no guarantee (epsilon infinite): in {unbounded:,} of them"
+            f" values left without noise. The site policy {allowed} (budget: epsilon).",
+            "warning",
+        )
+    elif total.epsilon:
+        section.say(
+            f"Over all of them: epsilon {total.epsilon:.3g} at delta {DELTA:g}, for"
+            f" {UNITS[total.unit]}. The site policy {allowed} (budget: epsilon).",
+            "lead",
+        )
+    else:
+        section.say("In none of them did a method have this site send anything of its data.")
     section.say(
-        "Other runs on the same records are not on this page. What they released adds to what is"
-        " listed here."
+        "Figures of validation and test records left"
+        f" {total.evaluations:,} times in the runs whose folders are still here. No noise protects"
+        f" these records; the site policy allows {total.policy.evaluations:,} evaluations of each"
+        " run (evaluations)."
     )
     return section
 

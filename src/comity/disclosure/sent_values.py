@@ -11,10 +11,11 @@ from typing import Any, get_origin
 
 import torch
 
-from comity.base.content import Behind, Content, record_contents
+from comity.base.content import Content, record_contents
 from comity.base.declared import resolve_field_type
 from comity.base.record import Params
 from comity.core.charging import COLUMN_SUMS
+from comity.core.class_means import smallest_class_means
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
 from comity.core.signature import (
     party_functions,
@@ -28,6 +29,7 @@ from comity.core.traits import LEAVES
 from comity.core.undeclared import UNDECLARED_SAMPLES
 from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
+from comity.deploy.group_size import LocalData, groups
 from comity.disclosure.sources import Source, to_server
 from comity.privacy.account import AGAINST_PARTIES, AGAINST_SERVER, PrivacyCharge
 from comity.training.task import LearningTask
@@ -205,7 +207,7 @@ def _sent_value(source: Source, message: SentMessage, name: str) -> SentValue:
         words,
         name,
         form,
-        _records(source, content.behind),
+        _records(source, content, name),
         message.rows,
         message.names,
         "" if name == KEPT else "to the server",
@@ -267,7 +269,9 @@ def _names(row: PrivacyCharge) -> list[str]:
 def _releases(source: Source, function: str) -> dict[str, Any]:
     server_run = source.server_run
     i = server_run.context.roster.names.index(source.party)
-    request = Asked(server_run.info, i, source.info.train, server_run.info.training)
+    request = Asked(
+        server_run.info, i, source.info.train, server_run.info.training, source.info.patients
+    )
     releases: dict[str, Any] = {}
     for depth, name in _places(source, function):
         releases |= releases_of(server_run.algorithm, depth, name, request)
@@ -377,18 +381,39 @@ def kinds_of(source: Source) -> str:
     return "; ".join(KINDS.get(kind, kind) for kind in kinds) or "nothing of their data"
 
 
-def _records(source: Source, behind: Behind) -> str:
+def smallest_means(source: Source) -> dict[str, int]:
+    """The least number of records behind each field with class means that left without noise.
+
+    Where the folder does not show how many records there are of each class, it is the least number
+    that the method allows.
+    """
+    server_run, info = source.server_run, source.info
+    class_means = smallest_class_means(server_run.algorithm)
+    i = server_run.context.roster.names.index(source.party)
+    asked = server_run.privacy.about_party(i)
+    counts = (1,) if source.class_counts is None else source.class_counts
+    data = LocalData(info.train, info.validation, counts, asked.training)
+    return {
+        group.field: group.records
+        for group in groups(server_run.algorithm, data, asked)
+        if group.field in class_means and group.records is not None
+    }
+
+
+def _records(source: Source, content: Content, name: str) -> str:
     info = source.info
+    least = smallest_means(source).get(name) if content.behind == "by class" else None
+    fewest = "" if least is None else f". The smallest of these values is of {least:,} records"
     return {
         "training": f"all {info.train:,} training records may be behind it",
         "by class": (
             f"the {info.train:,} training records, each class by itself; this page does not say"
-            " how many there are of each"
+            f" how many there are of each{fewest}"
         ),
         "validation": f"the {info.validation:,} validation records",
         "single": f"single records, of {info.train:,} training records",
         "nothing": "none",
-    }[behind]
+    }[content.behind]
 
 
 def _form(source: Source, function: str, name: str) -> str:
@@ -459,7 +484,7 @@ def _released_by_server(source: Source) -> list[SentValue]:
                 words=words,
                 name=name,
                 form="as it came to the server",
-                records=_records(source, "training"),
+                records=_records(source, Content(words), name),
                 rows=(),
                 together=(name,),
                 route="from the server to all parties: the server itself gets the value above",
@@ -493,16 +518,20 @@ def _evaluations(source: Source) -> list[SentValue]:
 def _introduction(source: Source) -> list[SentValue]:
     info = source.info
     if source.place == "simulation":
-        words, form = (
-            "the party's name, how many training records it has, and whom it wishes to learn from",
-            "a name and a number",
+        of_patients = "" if info.patients is None else ", how many patients these are of"
+        words = (
+            f"the party's name, how many training records it has{of_patients}, and whom it wishes"
+            " to learn from"
         )
+        form = "a name and a number" if info.patients is None else "a name and two numbers"
     else:
+        patients = "how many patients the training records are of; "
         counts = "how many training records there are of each class; "
         words = (
-            "the party's name; how many training, validation and test records it has; whether they"
-            f" are enough to be judged by; {counts if info.counts is not None else ''}the form of a"
-            " record, the names of the classes, and by which constants inputs are scaled"
+            "the party's name; how many training, validation and test records it has;"
+            f" {patients if info.patients is not None else ''}whether they are enough to be judged"
+            f" by; {counts if info.counts is not None else ''}the form of a record, the names of"
+            " the classes, and by which constants inputs are scaled"
         )
         form = "names and a few numbers"
     records = (

@@ -5,21 +5,27 @@ server or at a site.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from comity.checksums import without_crc
+from comity.core.release import Unit
 from comity.data import Federation
 from comity.deploy.data import SiteSplit, fixed_split
 from comity.deploy.policy import SitePolicy
+from comity.deploy.release_ledger import DELTA, ReleaseLedger
 from comity.deploy.server import read_parties, server_run_of
 from comity.deploy.site_run import build_site
-from comity.deploy.site_store import ROSTER, read_roster
+from comity.deploy.site_store import ROSTER, read_roster, runs_of, sent_rows
 from comity.errors import ComityError, UsageError, unknown
+from comity.metrics.metrics import count_by_class
 from comity.models import CustomModel
 from comity.privacy.account import PrivacyCharge
+from comity.privacy.composition import epsilon, weakest_unit
+from comity.runs.build import SimulatedRun
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
@@ -29,6 +35,39 @@ from comity.wire.ledger import EVERYBODY, SERVER, Charge
 
 Place = Literal["simulation", "server", "site"]
 AUDIT = "audit.json"
+
+
+@dataclass(frozen=True)
+class AllRuns:
+    """What all runs at a site add up to, by the site's ledger of releases."""
+
+    runs: int
+    bounded_runs: int
+    """The runs in which nothing left without noise."""
+    epsilon: float
+    """ε of all releases at `DELTA`; infinite if anything left without noise."""
+    unit: Unit
+    """What all of them protect."""
+    evaluations: int
+    """How often figures of validation and test records left, in the runs whose folders exist."""
+    policy: SitePolicy
+
+    @staticmethod
+    def at_site(folder: Path, policy: SitePolicy) -> AllRuns:
+        """Read the ledger of a site's folder, and the ledgers of its runs."""
+        ledger = ReleaseLedger(folder)
+        rows = ledger.rows()
+        names = {row.run for row in rows} | {run.path.name for run in runs_of(folder)}
+        unbounded = {row.run for row in rows if row.charge.to_release() is None}
+        history = ledger.history()
+        return AllRuns(
+            len(names),
+            len(names - unbounded),
+            math.inf if unbounded else epsilon(history, DELTA),
+            weakest_unit(history),
+            sum(row.kind == "eval" for row in sent_rows(folder, policy.name)),
+            policy,
+        )
 
 
 @dataclass(frozen=True)
@@ -46,11 +85,26 @@ class Source:
     """The rows of privacy.csv about the party."""
     audit: dict[str, Any] | None
     """The results of an audit of this run, if there was one."""
+    class_counts: tuple[int, ...] | None = None
+    """The number of the party's training records of each class; None if the folder does not show
+    it.
+    """
+    is_table: bool | None = None
+    """Whether the data are a table, whose schema the parties agreed on; None if the folder does not
+    show it.
+    """
+    all_runs: AllRuns | None = None
+    """What all runs at this site add up to, in the folder of a site."""
 
     @property
     def info(self) -> PartyInfo:
         """The party's description of itself."""
         return self.server_run.context.party_infos.parties[self.party]
+
+    @property
+    def evaluations(self) -> int:
+        """How often figures of validation and test records left."""
+        return sum(row.kind == "eval" for row in self.sent_rows)
 
     @property
     def outcomes_left(self) -> bool | None:
@@ -98,6 +152,7 @@ def read(
             " cannot be disclosed."
         )
     place = _place(run)
+    site: Path | None = run.path.resolve().parent.parent if place == "site" else None
     server_run = server_run or _reopen(run, place, federation, model, trust)
     names = list(server_run.context.roster.names)
     if place == "site" and party in names and party != (owner := _site_name(run)):
@@ -119,7 +174,32 @@ def read(
         [row for row in ledger if row.src == party],
         [row for row in run.read_privacy() if row.party == party],
         _read_audit(run, summary),
+        *_about_data(run, site, server_run, party),
+        AllRuns.at_site(site, SitePolicy.read(site)) if site else None,
     )
+
+
+def _about_data(
+    run: RunFolder, site: Path | None, server_run: ServerRun, party: str
+) -> tuple[tuple[int, ...] | None, bool | None]:
+    """The number of a party's training records of each class, and whether the data are a table;
+    None for what the folder does not show.
+    """
+    counts = server_run.context.party_infos.parties[party].counts
+    known_counts = None if counts is None else tuple(counts)
+    if isinstance(server_run, SimulatedRun):
+        return known_counts, server_run.federation.schema is not None
+    if site is None:
+        return known_counts, None
+    federation = _site_data(run, site)
+    labels = federation.parties[party].train.y
+    return count_by_class(labels, federation.classes), federation.schema is not None
+
+
+def _site_data(run: RunFolder, site: Path) -> Federation:
+    """The data of a site, as they were split for a run."""
+    policy = SitePolicy.read(site)
+    return fixed_split(site, policy.name, policy.data, SiteSplit.of(run.read_experiment()))[1]
 
 
 def _place(run: RunFolder) -> Place:
@@ -143,14 +223,8 @@ def _reopen(
     if place == "server":
         return server_run_of(experiment, read_parties(run), run.read_plan(), b"")
     at = run.path.resolve().parent.parent
-    policy = SitePolicy.read(at)
     _, server_run = build_site(
-        run,
-        at,
-        policy.name,
-        experiment,
-        fixed_split(at, policy.name, policy.data, SiteSplit.of(experiment))[1],
-        read_roster(run.path),
+        run, at, _site_name(run), experiment, _site_data(run, at), read_roster(run.path)
     )
     return server_run
 

@@ -21,6 +21,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Info
 from comity.core.release import (
     NEIGHBOURS,
+    RECORD_UNITS,
     UNITS,
     Asked,
     Release,
@@ -187,7 +188,7 @@ class Account:
                     release,
                     AGAINST_SERVER,
                 )
-                if release.unit == "record" and (why := self._coupled(i)):
+                if release.unit in RECORD_UNITS and (why := self._coupled(i)):
                     self.note_open(call.round, "introduce", i, why)
 
     def note_reply(self, call: CallId, i: int, reply: Any) -> None:

@@ -27,6 +27,7 @@ from comity.core import (
 )
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
 from comity.privacy.mechanisms import add_noise
+from comity.training.dp_sgd import Sampling
 from comity.training.requests import Private
 from comity.wire.codec import tree_digest
 
@@ -141,11 +142,9 @@ class PrivateRowsAccounting(Accounting[P]):
         if not self.method.disc_noise:
             return None
         rows = sum(self.method.rows(info.sizes[i]) for i in cohort)
-        steps = replace(info.training, epochs=self.method.disc_epochs, steps=None).steps_for(rows)
-        noise, rate = (
-            self.method.disc_noise * self.method.disc_clip,
-            min(1.0, info.training.batch / rows),
-        )
+        how = replace(info.training, epochs=self.method.disc_epochs, steps=None)
+        rate, steps = Sampling.of(how, rows)
+        noise = self.method.disc_noise * self.method.disc_clip
         return Release("row", "gaussian", self.method.disc_clip, noise, rate=rate, steps=steps)
 
     def privacy_warnings(self, info: Info) -> list[str]:

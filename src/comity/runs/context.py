@@ -43,6 +43,8 @@ class PartyInfo:
     """Whether its inputs are scaled or imputed with statistics of its own records. Then one record
     affects all others.
     """
+    patients: int | None = None
+    """The number of patients that the training samples are of; None if the data name none."""
 
     @staticmethod
     def of(
@@ -66,6 +68,7 @@ class PartyInfo:
             too_few=has_too_few(count_by_class(data.test.y, classes), metric),
             counts=list(count_by_class(data.train.y, classes)) if counts else None,
             own_constants=own_constants,
+            patients=data.patient_count,
         )
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.release import Asked, Release
+from comity.core.release import RECORD_UNITS, Asked, Release
 from comity.core.wrapper import chain
 from comity.errors import UsageError
 from comity.names import display_name
@@ -64,8 +64,9 @@ class PrivacyPlan:
 
     def about_party(self, i: int) -> Asked:
         """What is known of a party before it is called."""
-        size = self._run.party_infos[i].train
-        return Asked(self._run.info, i, size, training_of(self._run.context, i, size))
+        info = self._run.party_infos[i]
+        training = training_of(self._run.context, i, info.train)
+        return Asked(self._run.info, i, info.train, training, info.patients)
 
     def planned_releases(
         self, algorithm: AnyAlgorithm | None = None
@@ -107,7 +108,7 @@ class PrivacyPlan:
         coupled = {
             info.name(i)
             for i, plan in plans.items()
-            if self.coupled(i) and weakest_unit(plan) == "record"
+            if self.coupled(i) and weakest_unit(plan) in RECORD_UNITS
         }
         if coupled:
             open_fields["introduce", OWN_CONSTANTS] = coupled
@@ -163,7 +164,7 @@ class PrivacyPlan:
         """What the guarantees assume, a sentence each."""
         source = (
             "from secrets of the sites"
-            if self._run.secret
+            if self._run.secret or self._run.experiment.engine == "flare"
             else "from the run's seed and settings, so that whoever knows them can subtract it"
         )
         sentences = [
@@ -171,6 +172,8 @@ class PrivacyPlan:
             "How many records each party has, and everything in the settings, is no secret.",
             f"Noise is drawn {source}.",
         ]
+        if any(count is not None for count in self._run.info.patients):
+            sentences.append("How many patients each party has is no secret either.")
         if not any(part.traits.protects_records for part in chain(self._run.algorithm)):
             sentences.append(f"It {TRAINED_OPENLY}")
         return sentences

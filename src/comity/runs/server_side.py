@@ -84,6 +84,7 @@ def _info(context: RunContext) -> Info:
         places=roster.places,
         whole=len(roster.invited),
         shared_columns=context.party_infos.shared_columns,
+        patients=tuple(context.party_infos.parties[name].patients for name in roster.names),
     )
 
 

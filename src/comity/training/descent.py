@@ -12,7 +12,7 @@ from torch import Tensor
 from comity.base.key import BatchKey
 from comity.base.record import Params, ReadOnlyDict, read_only, tensor_versions, tree_map
 from comity.errors import ComityError
-from comity.training.dp_sgd import PrivateGradients, check_separable, poisson_batches
+from comity.training.dp_sgd import PrivateGradients, Sampling, check_separable, poisson_batches
 from comity.training.kernels import TAPE, SecondOrder, Tape
 from comity.training.requests import FitRequest, Fitted, FoldRequest, Private
 from comity.training.settings import Moments, Training, batches
@@ -90,13 +90,13 @@ def train_privately(request: FitRequest[Any], private: Private) -> Fitted:
     descent = _descent(request, aux, thin=False)
     if not request.task.network.draws:  # the check needs a loss without random layers
         check_separable(descent.loss, descent.theta, private.samples)
-    samples, training = private.samples, request.training
-    rate = min(1.0, training.batch / len(samples))
-    steps = training.steps_for(len(samples))
-    gradients = PrivateGradients(descent, private, rate * len(samples))
-    for batch in poisson_batches(samples, rate, steps, request.key, training):
+    sampling = Sampling.of(request.training, private.units)
+    gradients = PrivateGradients(descent, private, sampling.rate * private.units)
+    for batch in poisson_batches(
+        private.samples, *sampling, request.key, request.training, private.patients
+    ):
         descent.apply(gradients.of(batch, request.key.fold("noise", batch.number)))
-    private.trainings.append((rate, steps))
+    private.trainings.append(sampling)
     check_unwritten(read_only_arguments, before)
     return descent.finish({})
 

@@ -1,5 +1,5 @@
 """DP-SGD: Poisson-sampled batches, gradients clipped per record, and noise on their sum (Abadi et
-al. 2016).
+al. 2016). The unit that is sampled and protected is a record, or a patient with all its records.
 
 Clipping needs the norm of each record's gradient, but seldom the gradient itself. For a linear
 layer y = x Wᵀ + b it is dy xᵀ, whose norm is ‖dy‖ · ‖x‖, and the clipped sum over records is one
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,21 +42,45 @@ SEPARABLE_TOLERANCE = 1e-3
 """How far the loss of two records may differ from the mean of their losses, because of rounding."""
 
 
+class Sampling(NamedTuple):
+    """The Poisson sampling of a training."""
+
+    rate: float
+    """The probability of each unit to be in a step's batch."""
+    steps: int
+
+    @staticmethod
+    def of(training: Training, units: int) -> Sampling:
+        """The sampling of a training on this many units, which are records or patients."""
+        # Poisson sampling has no last batch to drop: a training on few units takes a step as well.
+        least = min(training.min_batch, units)
+        steps = replace(training, min_batch=least).steps_for(units)
+        return Sampling(min(1.0, training.batch / units), steps)
+
+
 def poisson_batches(
-    samples: Samples, rate: float, steps: int, key: Key, training: Training
+    samples: Samples,
+    rate: float,
+    steps: int,
+    key: Key,
+    training: Training,
+    patients: Tensor | None = None,
 ) -> Iterator[Batch]:
     """Poisson-sampled batches: each sample is in each step's batch with probability `rate`,
-    independently.
+    independently. With the number of each sample's patient, all samples of a patient are in a batch
+    together.
 
     A batch may be empty. The draws are as secret as the noise.
     """
     scratch = NoScratch()
-    steps_per_call = max(1, DRAWS_PER_CALL // len(samples))
+    units = len(samples) if patients is None else int(patients.max()) + 1
+    steps_per_call = max(1, DRAWS_PER_CALL // units)
     for begin in range(0, steps, steps_per_call):
         is_sampled = (
-            uniform(key.fold("sample", begin), [min(steps_per_call, steps - begin), len(samples)])
-            < rate
+            uniform(key.fold("sample", begin), [min(steps_per_call, steps - begin), units]) < rate
         )
+        if patients is not None:
+            is_sampled = is_sampled[:, patients]
         indices_by_step = (
             is_sampled.nonzero()[:, 1].to(samples.x.device).split(is_sampled.sum(1).tolist())
         )
@@ -119,10 +144,11 @@ class PrivateGradients:
         parts = zip(self._flat.split(sizes), descent.params, strict=True)
         self._parts = [part.view(param.shape) for part, param in parts]
         self._tape = SampleTape(descent.params)
+        self._weights = _record_weights(private)
 
     def of(self, batch: Batch, key: Key) -> list[Tensor]:
         """Σ clipped gradients of the batch's records plus N(0, (σC)²) on each number, over the
-        expected batch size.
+        expected batch size. A patient's records share one patient's weight.
 
         The result is valid until the next call.
         """
@@ -139,10 +165,20 @@ class PrivateGradients:
             descent.theta,
             batch,
             private.clip,
-            1 / self._expected,
+            1 / self._expected
+            if self._weights is None
+            else self._weights[batch.indices] / self._expected,
             self._tape,
         )
         return list(gradients.values())
+
+
+def _record_weights(private: Private) -> Tensor | None:
+    """The weight of each record in its patient's mean; None if every record has weight 1."""
+    if private.patients is None or private.units == len(private.samples):
+        return None
+    weights = 1 / torch.bincount(private.patients)[private.patients]
+    return weights.to(private.samples.x.device)
 
 
 def add_clipped(
@@ -151,11 +187,11 @@ def add_clipped(
     theta: Params,
     batch: Batch,
     clip: float,
-    scale: float,
+    scale: float | Tensor,
     tape: SampleTape | None = None,
 ) -> None:
     """Add `scale` times the sum of the records' gradients, each clipped to norm `clip`, to `into`,
-    by parameter name.
+    by parameter name. `scale` is one number, or one for each record.
 
     A record whose gradient overflows adds nothing, so that one record cannot ruin the sum of the
     others: zero is within every clipping bound, as the guarantee requires.

@@ -55,6 +55,9 @@ class Private:
     Each step uses a Poisson sample of the records, clips each record's gradient, adds Gaussian
     noise to their sum, and divides by the expected sample size. Only the training itself sees the
     records: `party.data` raises an error in a party function.
+
+    With `patients`, each step uses a Poisson sample of the patients, with all records of each. A
+    patient adds the mean of the clipped gradients of its records, whose norm is at most C as well.
     """
 
     samples: Samples
@@ -64,6 +67,13 @@ class Private:
     """σ, the standard deviation of the noise in units of C."""
     trainings: list[tuple[float, int]]
     """The completed trainings: sampling rate and number of steps."""
+    patients: Tensor | None = None
+    """The number of each record's patient, from 0; None if each record is a unit of its own."""
+
+    @property
+    def units(self) -> int:
+        """How many units there are to sample from: patients, or records."""
+        return len(self.samples) if self.patients is None else int(self.patients.max()) + 1
 
 
 Level = Literal["row", "party"]

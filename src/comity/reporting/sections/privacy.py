@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from comity.algorithms import compose, names
+from comity.core.class_means import describe_smallest_mean, smallest_class_means
 from comity.core.release import UNITS
+from comity.errors import UsageError
 from comity.privacy.account import INFINITE, read_epsilon
 from comity.reporting.blocks import Table
 from comity.reporting.gather import Method
+from comity.spec import parse, split
 
 HEADS = ["method", "epsilon", "protected", "from whom", "delta", "left without noise"]
 """Epsilon is near the left edge, where a narrow window shows it."""
@@ -31,6 +35,36 @@ def privacy(methods: list[Method]) -> list[Table]:
         return []
     title = "What is guaranteed to a party"
     return [Table("privacy", title, HEADS, rows, words=6, figures=("epsilon", "delta"))]
+
+
+def class_means(methods: list[Method]) -> list[str]:
+    """Return a sentence for each method whose parties send class means without noise: how few
+    records a mean may be of, by the options of the method.
+
+    Files of users are not opened for it.
+    """
+    sentences = []
+    own_methods = set(names())
+    for method in methods:
+        experiment = next((run.experiment for run in method.runs if run.experiment), None)
+        if experiment is None:
+            continue
+        try:
+            parts = [parse(part).name for part in split(experiment.algorithm, "+")]
+            if not own_methods.issuperset(parts):
+                continue
+            algorithm = compose(experiment.algorithm, experiment.set)
+        except UsageError:
+            continue
+        sizes = smallest_class_means(algorithm)
+        unprotected = {
+            name.rpartition(" (")[0]
+            for summary in method.summaries
+            for name in summary.get("privacy", {}).get("unprotected", ())
+        }
+        if least := min((size for name, size in sizes.items() if name in unprotected), default=0):
+            sentences.append(f"{method.name}: {describe_smallest_mean(algorithm, least)}.")
+    return sentences
 
 
 def _weakest(blocks: list[Mapping[str, Any]], observers: str) -> list[str]:

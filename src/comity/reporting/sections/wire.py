@@ -28,7 +28,7 @@ from comity.errors import describe
 from comity.reporting.blocks import Section, Table
 from comity.reporting.charts import MAX_PARTIES, colour_by_method, truncation_note
 from comity.reporting.gather import Group, Method
-from comity.reporting.sections.privacy import privacy
+from comity.reporting.sections.privacy import class_means, privacy
 from comity.runs.build import SimulatedRun
 from comity.studies.plan import traffic
 from comity.units import size
@@ -63,6 +63,8 @@ def wire(group: Group, reopen: bool = True) -> Section:
     section.blocks += [chart for chart in charts if chart]
     section.blocks.append(_kinds(communicating))
     section.blocks += privacy(communicating)
+    for sentence in class_means(communicating):
+        section.say(sentence)
     if reopen:
         _add_closed_form(section, communicating)
     return section
