@@ -169,7 +169,7 @@ def test_main_columns_are_visible_on_a_phone(kind: str, look: Open) -> None:
             assert box is not None
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= 400
-        more = it.page.locator(".group:not([hidden]) button.more").first
+        more = table.locator("xpath=../following-sibling::button").first
         assert more.get_attribute("aria-expanded") == "false"
         more.click()
         assert "sent" in table.locator("th:visible").all_inner_texts(), (
