@@ -55,7 +55,7 @@ def parties(validation: float = 0.3) -> comity.Federation:
 
 @cache
 def straight(text: str, more: tuple[tuple[str, Any], ...] = ()) -> Outcome:
-    """The run that nobody stopped."""
+    """The run without interruption."""
     with TemporaryDirectory() as folder:
         return outcome(go(text, Path(folder) / "run", **dict(more)))
 
@@ -236,7 +236,7 @@ def test_it_is_the_run_of_so_many_rounds(text: str, more: dict[str, Any], tmp_pa
     early = go(text, tmp_path / "early", **more)
     last = early.summary["rounds"]
     assert last < MANY
-    fixed_length = go(text, tmp_path / "told", rounds=last, **more, patience=None)
+    fixed_length = go(text, tmp_path / "fixed", rounds=last, **more, patience=None)
     assert_same(outcome(early), outcome(fixed_length))
 
 
