@@ -1501,7 +1501,7 @@ def test_u8_by_numbers_and_buffers_are_averaged() -> None:
 # --- BatchNorm that stays at the party
 
 
-def test_eq7_with_batchnorm_at_home_the_own_prior_is_what_training_made() -> None:
+def test_eq7_with_private_batchnorm_the_own_prior_is_the_trained_one() -> None:
     """bn=none, a group of one: the target is softmax(softmax(h(x; prior))), with the prior's own
     BatchNorm.
     """

@@ -1539,7 +1539,7 @@ def test_peers_without_a_relay(wire: list[Turn]) -> None:
         assert charged[t, "down"] == formula.down == 5 * 4
 
 
-def test_peers_chosen_or_not_everybody_gets_the_first_noise(wire: list[Turn]) -> None:
+def test_all_parties_get_the_first_noise_whatever_their_peers(wire: list[Turn]) -> None:
     """With begin=random there is no party to choose from in round 1."""
     party, fed = {"p0": {"peers": ["p1"]}, "p2": {"peers": []}}, federation((9, 14, 11))
     comity.run("relay", fed, model=MODEL, rounds=1, engine="loop", party=party, begin="random")

@@ -136,7 +136,7 @@ def test_statistics_are_averaged():
         ("fedavg+serveropt(optimizer=sgd)", "optimizer of serveropt"),
     ],
 )
-def test_what_is_refused(text, why):
+def test_unsupported_compositions_are_refused(text, why):
     with pytest.raises(UsageError, match=why):
         compose(text)
 
