@@ -404,7 +404,9 @@ def test_b14_two_local_phases_in_the_ledger() -> None:
 
 
 def test_b14_unselected_parties_in_a_run_keep_their_weights() -> None:
-    """The same run, one round longer: whoever was not drawn in the last round deploys what it had."""
+    """The same run with one more round: a party that was not drawn in the last round deploys the
+    same model.
+    """
     shorter, longer = (
         run_method("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4)
     )
@@ -619,7 +621,7 @@ def test_section5_hidden_is_the_width_of_every_hidden_layer(hidden: int) -> None
 
 @pytest.mark.parametrize("passes", [0, 1, 3])
 def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
-    """Parties that stand still: D is what torch.optim makes of the union of their representations."""
+    """Parties do not train: D is the result of torch.optim on the union of their representations."""
     adcol = Adcol(disc_epochs=passes, hidden=HIDDEN)
     server_training = Training(
         lr=0.3, momentum=0.5, batch=4, epochs=7
@@ -728,7 +730,7 @@ def test_b10_average_weighted_by_sample_counts(
             assert t < 3 or (average - plain).abs().max() > 1e-5, "parties differ in size"
     encoders = [server.state(i).F["fc1.weight"] for i in server.info.parties]
     assert not any(torch.equal(encoders[0], other) for other in encoders[1:]), (
-        "everybody has an encoder of their own"
+        "every party has its own encoder"
     )
 
 
@@ -754,7 +756,9 @@ def test_b10_bytes(aggregate: str, participation: float) -> None:
     [("all", 8 * 2 + 2 + 4 * 2 + 9), ("params_only", 8 * 2 + 2 + 2 * 2 + 9), ("none", 27)],
 )
 def test_b10_predictor_of_two_layers_with_batchnorm_policies(bn: str, values: int) -> None:
-    """A predictor 8 -> 2, BatchNorm, 2 -> 3; what the experiment keeps at home is not averaged."""
+    """A predictor 8 -> 2, BatchNorm, 2 -> 3; BatchNorm values that stay at the party are not
+    averaged.
+    """
     plain, shared = (
         traffic(
             run_method(f"adcol(hidden=7,aggregate={a})", f"mlp2(width={WIDTH},projection=8)", bn=bn)

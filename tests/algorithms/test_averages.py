@@ -205,7 +205,7 @@ def test_section0_what_is_averaged_and_what_stays(case: str, replies: list[dict[
     for name in task.shapes:
         if name in private:
             assert not torch.equal(deployed[0][name], start[name]), (
-                f"{name} was not trained at home"
+                f"{name} was not trained at the party"
             )
             assert not torch.equal(deployed[0][name], deployed[1][name]), name
             continue
@@ -225,8 +225,8 @@ def _pair() -> tuple[nn.Module, nn.Module]:
 def test_section0_num_batches_tracked_comes_from_the_first_participant(
     replies: list[dict[int, Any]],
 ) -> None:
-    """7, 5 and 3 batches a round: after one round everybody counts 7, after two 14, though the mean
-    would be 5.
+    """7, 5 and 3 batches a round: after one round all parties count 7, after two 14, though the
+    mean would be 5.
     """
     fed = federation((28, 20, 12))
     name = "encoder.1.~num_batches_tracked"

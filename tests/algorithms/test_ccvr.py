@@ -83,7 +83,7 @@ def test_algorithm1_virtual_features_have_each_class_own_mean_and_covariance() -
         torch.tensor([5.0, 0.0, 2.0]), 10 * noise(3, 3, seed=1).double(), root @ root.mT
     )
     virtual = Ccvr(virtual=20_000).virtual_features(gaussians, task, Key.root(3))
-    assert torch.bincount(virtual.y).tolist() == [20_000, 0, 20_000]  # nobody has class 1
+    assert torch.bincount(virtual.y).tolist() == [20_000, 0, 20_000]  # no party has class 1
     for c in (0, 2):
         z = virtual.x[virtual.y == c].double()
         torch.testing.assert_close(z.mean(0), gaussians.means[c], rtol=0, atol=0.08)

@@ -656,9 +656,7 @@ def test_eq12_selection_by_torch(select: Literal["strict", "geq", "all"]) -> Non
     reply = help_replies(FedSps(select=select), j, {4: asker}, data, mlp())[4]
     bad = pgd_of(j, data)
     gap = each_loss(asker, bad, data.y) - each_loss(asker, data.x, data.y)
-    assert 0 < (gap > 0).sum() < (gap >= 0).sum() < len(data), (
-        "a case that says something: some units are dead"
-    )
+    assert 0 < (gap > 0).sum() < (gap >= 0).sum() < len(data), "the test needs some dead units"
     mask = {"strict": gap > 0, "geq": gap >= 0, "all": torch.ones_like(gap, dtype=torch.bool)}[
         select
     ]
@@ -714,8 +712,8 @@ def test_eq12_each_asker_is_answered_for_its_own_model() -> None:
     [(0, 4, 4), (0, 100, 11), (7, 4, 7), (3, 100, 3), (50, 4, 11)],
 )
 def test_l5_overlap_batch(overlap_batch: int, batch: int, count: int) -> None:
-    """As many different samples of one's own as asked for; 0 is a mini-batch, and there are no more
-    than 11.
+    """As many different samples of the party as the option says; 0 means a mini-batch, and the
+    party has 11.
     """
     fed = FedSps(mode="samples", select="all", overlap_batch=overlap_batch)
     reply = help_replies(
@@ -933,7 +931,7 @@ def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round
 
 def test_collab_steps_then_the_epochs_that_tune() -> None:
     """Two collaborative steps, the second of them the first of two epochs of one batch: three
-    steps, the last by oneself.
+    steps, the last without peers.
     """
     fed = FedSps(alpha=0.3, beta=0.7, collab_steps=2)
     server, s = server_of(fed, mlp(), three(), replace(FULL, epochs=2))
@@ -1112,7 +1110,7 @@ def test_spec3_epsilon_0_strict_is_local_training() -> None:
 
 
 def test_spec3_epsilon_0_geq_is_gradient_descent_on_the_sum_of_mean_losses() -> None:
-    """C.2's FedAvg: common start, full batches, plain SGD, everybody, Σ_j, β = 1, α = 0."""
+    """C.2's FedAvg: common start, full batches, plain SGD, all parties, Σ_j, β = 1, α = 0."""
     fed = FedSps(alpha=0.0, beta=1.0, epsilon=0.0, select="geq", reduce="sum")
     server, s = server_of(fed, mlp(), three(), FULL)
     theta = mlp().init(Key.root(0).fold("init"))
@@ -1514,7 +1512,7 @@ def test_score_gain_is_on_validation_samples_if_there_are_any() -> None:
 
 
 def test_scores_prefer_peers_that_help() -> None:
-    """With sharp exploitation a party goes on asking whom its scores prefer; with ξ = 1 it does
+    """With sharp exploitation a party keeps asking the peer with the best score; with ξ = 1 it does
     not.
     """
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(4)]
@@ -1615,8 +1613,8 @@ def test_code_compat_gives_the_clean_loss_of_the_selected(select: Literal["stric
 
 @pytest.mark.parametrize("reduce", ["pool", "mean"])
 def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> None:
-    """T on the first weights, also for the α term; one's own batch among the pooled ones; the clean
-    loss of the selected.
+    """T on the first weights, also for the α term; the party's own batch among the pooled ones; the
+    clean loss of the selected.
     """
     data = [Samples(d.x.sigmoid(), d.y) for d in three()]
     fed = FedSps(alpha=0.3, beta=0.9, code_compat=True, reduce=reduce)

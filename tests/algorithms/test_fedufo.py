@@ -139,7 +139,7 @@ def torch_sgd(
 def group_target(
     priors: Mapping[int, Params], data: Mapping[int, Samples], x: Tensor, target: str
 ) -> Tensor:
-    """Eqs. 6 and 7, class by class; p_j[c] = 1/K_c where nobody has class c."""
+    """Eqs. 6 and 7, class by class; p_j[c] = 1/K_c where no party has class c."""
     v = torch.zeros(len(x), CLASSES)
     for j, theta in priors.items():
         answer = model_logits(theta, x)
@@ -232,8 +232,8 @@ def mean_of(models: Mapping[int, Params], sizes: Mapping[int, int]) -> Params:
 
 
 def party_data(i: int) -> Samples:
-    """Party i sees the world in its own way, and two of classes 0, 1 and 2 twice to one; nobody has
-    class 3.
+    """Party i has shifted inputs and twice as many samples of two of the classes 0, 1 and 2; no
+    party has class 3.
     """
     n = SIZES[i % len(SIZES)]
     return Samples(
@@ -445,7 +445,7 @@ def test_eq5_a_group_of_one_has_the_first_term_only() -> None:
 
 
 def test_eq7_shares_of_the_group_by_class() -> None:
-    """Class 0: 3 and 1 of 4; class 1: nobody's but the second's; class 2: nobody has it, so 1/2
+    """Class 0: 3 and 1 of 4; class 1: the second party's only; class 2: no party has it, so 1/2
     each.
     """
     p = class_shares({4: torch.tensor([3, 0, 0]), 9: torch.tensor([1, 5, 0])})
@@ -567,7 +567,7 @@ def _teaching_batch(fed: FedUfo, state: FedUadState, party: Party) -> Batch:
 
 
 def _sure(*odds: float) -> Params:
-    """A linear model that answers these odds whatever it is shown."""
+    """A linear model that answers these odds for every input."""
     return {"fc.weight": torch.zeros(len(odds), 2), "fc.bias": torch.tensor(odds).log()}
 
 
@@ -667,7 +667,7 @@ def test_eq8_and_eq10_teachers_answer_in_evaluation_mode() -> None:
         + 2 * divergence(y_hat, at_w)
     )
     assert value == pytest.approx(expected.item(), abs=1e-5)
-    assert digest(w, first, second) == before, "running statistics stand still"
+    assert digest(w, first, second) == before, "running statistics do not change"
 
 
 # --- figure 2: whole rounds
@@ -757,8 +757,8 @@ def test_eq12_rounds_written_out(settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_figure2_two_parties_one_batch(epochs: int) -> None:
-    """The plainest round: everybody, all three terms, plain SGD; then a second one from what it
-    left.
+    """The simplest round: all parties, all three terms, plain SGD; then a second round from its
+    result.
     """
     fed, how = FedUfo(), Training(lr=0.1, batch=100, epochs=epochs)
     data, server, s = game(fed, 2, 1.0, how)
@@ -1144,7 +1144,9 @@ def test_dynamic_sampling_over_a_run(
             )
     assert unlike_sample > 3
     assert not_the_worst > 3, "half of the group is drawn at random"
-    assert dynamic == "fresh" or set(last_accuracy) == set(range(8)), "nobody is left out for long"
+    assert dynamic == "fresh" or set(last_accuracy) == set(range(8)), (
+        "no party is left out for long"
+    )
 
 
 @pytest.mark.slow
@@ -1194,7 +1196,7 @@ def test_sampling_is_uniform_if_dynamic_is_off_or_without_cgl(settings: dict[str
 
 @pytest.mark.slow
 def test_dynamic_sampling_fresh_looks_change_only_who_takes_part() -> None:
-    """With everybody in, the parties hold w already: the same weights bit for bit."""
+    """If all parties take part, they hold w already: the same weights bit for bit."""
     usual = run_method("fedufo(dynamic=off)")
     for dynamic in ("last", "fresh"):
         assert all(
@@ -1496,10 +1498,10 @@ def test_u8_by_numbers_and_buffers_are_averaged() -> None:
     assert momentum_step(w, mean, {}, 1.0, 0.0) == (mean, {})
 
 
-# --- BatchNorm at home
+# --- BatchNorm that stays at the party
 
 
-def test_eq7_with_batchnorm_at_home_the_own_prior_is_what_training_made() -> None:
+def test_eq7_with_private_batchnorm_the_own_prior_is_the_trained_one() -> None:
     """bn=none, a group of one: the target is softmax(softmax(h(x; prior))), with the prior's own
     BatchNorm.
     """
@@ -1658,7 +1660,7 @@ def test_bytes_of_each_discriminator(disc: str, size: int) -> None:
 
 @pytest.mark.parametrize("method", ["feduad", "fedufo"])
 def test_pacc_is_the_global_models_accuracy_on_pooled_data(method: str) -> None:
-    """A row for each evaluation; the last is the deployed model's, which is everybody's."""
+    """A row for each evaluation; the last is of the deployed model, which all parties share."""
     result = run_method(method)
     rows = [row for row in result.metrics if row.split == "pooled"]
     assert [(row.round, row.party, row.metric) for row in rows] == [

@@ -255,7 +255,7 @@ def test_section0_batch_sizes(how: Training, n: int, expected: list[int]) -> Non
     "how", [Training(batch=1, min_batch=2), Training(batch=1, min_batch=2, steps=3)]
 )
 def test_section0_batches_of_one_are_all_dropped_under_batchnorm(how: Training) -> None:
-    """Every batch is too small: no step is made, and nobody waits for one."""
+    """Every batch is too small: no step is made, and the training ends."""
     assert steps_of(how, 5) == []
     assert how.steps_for(5) == 0
 

@@ -262,7 +262,7 @@ def test_fedgen_objective_of_a_party() -> None:
     value = j_k(method, task, theta, data, Given(G, counts))
     key = Key(0).fold("made", 0)
     y = torch.multinomial(counts.float(), 8, replacement=True, generator=key.generator())
-    assert 1 not in y, "a class that nobody has is not asked for"
+    assert 1 not in y, "a class that no party has is not generated"
     z = Generator(G).eval()(eps_of(key, 8), y).detach()
     generated = 2.5 * F.cross_entropy(linear(theta, z), y)
     assert value.item() == pytest.approx(
@@ -699,7 +699,7 @@ def test_apfl_alpha_1_is_solo(
     """A mixture's gradients are always written out; if solo's are too, the bits are the same."""
     whole = descent._train
     monkeypatch.setattr(descent, "_train", lambda request, thin: whole(request, thin=False))
-    anew = run_method.__wrapped__  # another test's solo, kept, was not written out
+    anew = run_method.__wrapped__  # a cached solo of another test has thin gradients
     assert_same(
         anew("apfl(alpha=1,adaptive=false)", model, participation),
         anew("solo", model, participation),

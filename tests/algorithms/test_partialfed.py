@@ -71,8 +71,8 @@ def test_layers_of_a_model_are_its_layers() -> None:
 
 
 def test_a_batchnorm_comes_with_its_layer() -> None:
-    """F_i is that of training, in which running statistics have no part: by itself a strategy would
-    choose them by chance.
+    """F_i is the training loss, which does not use running statistics: a strategy of their own
+    would be random.
     """
     task = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3)
     last = task.init(Key(1))
@@ -96,7 +96,7 @@ def test_everything_is_sent_and_averaged_whatever_is_loaded() -> None:
     assert s["body.w"].item() == pytest.approx(0.2)
     s = rounds(
         algorithm, server, s, 1, first=2
-    )  # each goes on from its own: 0.1 + 0.1·0.9 and 0.3 + 0.1·2.7
+    )  # each continues from its own weights: 0.1 + 0.1·0.9 and 0.3 + 0.1·2.7
     assert [server.state(i).own["body.w"].item() for i in (0, 1)] == pytest.approx([0.19, 0.57])
     assert s["body.w"].item() == pytest.approx(0.38)
 

@@ -63,7 +63,7 @@ def points(*rows: tuple[float, float, int]) -> Samples:
 
 def two_parties() -> list[Samples]:
     """The first has three of class 0 and two of class 1; the second one of class 0 and two of class
-    1; nobody has class 2.
+    1; no party has class 2.
     """
     first = points((0, 0, 0), (3, 0, 0), (0, 3, 0), (8, 8, 1), (8, 6, 1))
     return [first, points((5, 5, 0), (0, 1, 1), (0, 3, 1))]
@@ -295,7 +295,7 @@ def test_fedtgp_margin_by_hand(margin: Any, tau: float, delta: float) -> None:
 
 
 def test_fedtgp_centres_count_parties_alike_and_leave_out_classes_not_shown() -> None:
-    """Class 0 at 0 and 4, hence 2; class 1 at 8 by one party only; nobody has class 2."""
+    """Class 0 at 0 and 4, hence 2; class 1 at 8 by one party only; no party has class 2."""
     first = Prototypes(
         torch.tensor([[0.0, 0], [8, 0], [0, 0]]), torch.tensor([1, 1, 0], dtype=torch.int32)
     )

@@ -149,7 +149,7 @@ def test_the_extra_makes_additional_calls(pair: str) -> None:
     [("fedprox(mu=1)", "fedavg"), ("adcol(mu=1,hidden=8)", "solo"), ("fedavg+dbe", "fedavg"), ("fedavg+mr", "fedavg"),
      ("fedavg+prbm", "fedavg"), ("fedper+mr", "fedper"), ("scaffold+dbe", "scaffold"), ("scaffold", "fedavg")],
 )  # fmt: skip
-def test_switched_on_it_is_not_its_parent(on: str, off: str) -> None:
+def test_with_its_extra_on_a_method_is_not_its_parent(on: str, off: str) -> None:
     child, parent = run_method(on, "mlp2", 1.0), run_method(off, "mlp2", 1.0)
     assert not torch.equal(
         child.model("p0").theta["fc1.weight"], parent.model("p0").theta["fc1.weight"]

@@ -325,8 +325,8 @@ def test_no_option_is_without_a_test() -> None:
 
 
 def test_section4_settings_of_the_experiments() -> None:
-    """λ_KD = 10, λ_disc = 1, n_avg = 10, M↑ = M↓ = 1; nothing of oneself, nothing averaged, means
-    by sample counts.
+    """λ_KD = 10, λ_disc = 1, n_avg = 10, M↑ = M↓ = 1; own observations excluded, nothing averaged,
+    means by sample counts.
     """
     for algorithm in (Relay(), RelayP2p()):
         assert (algorithm.lambda_kd, algorithm.lambda_disc, algorithm.n_avg, algorithm.m_up) == (
@@ -578,7 +578,7 @@ def test_theorem1_the_thesis_own_negatives_are_not_the_bounds() -> None:
 
 @BOTH
 def test_theorem1_marginal_negatives_in_the_loss(method: Any) -> None:
-    """E = -log ĥ(s, t^y) - (C - 1) / C · Σ_c log(1 - ĥ(s, t^c)), one's own class among them."""
+    """E = -log ĥ(s, t^y) - (C - 1) / C · Σ_c log(1 - ĥ(s, t^c)), the sample's own class included."""
     n, theta, m, sample = 6000, task().init(Key(1)), teacher(), samples(1, SHAPE, C)
     crowd = Samples(sample.x.repeat(n, 1), sample.y.repeat(n))
     s = phi(theta, sample.x)[0]
@@ -591,7 +591,7 @@ def test_theorem1_marginal_negatives_in_the_loss(method: Any) -> None:
     assert value == pytest.approx(expected, abs=5 * ((C - 1) ** 0.5 * wrong.std().item()) / n**0.5)
     own = (-h[0].log() + wrong[1:].sum()).item()
     assert abs(expected - own) > 20 * wrong.std().item() / n**0.5, (
-        "the other kind of negatives is told apart"
+        "the other kind of negatives gives another value"
     )
 
 
@@ -879,8 +879,8 @@ def test_alg1_representations_are_taken_after_training_in_evaluation_mode(wire: 
 
 @BOTH
 def test_alg2_own_samples_pass_in_training_mode(method: Any) -> None:
-    """With nothing heard the loss is the CE of batch-normalised samples, before the cut and behind
-    it.
+    """Without received representations the loss is the CE of batch-normalised samples, before the
+    cut and behind it.
     """
     norm = task_of("fedbn-cnn(scale=0.06)", (1, 16, 16), C, cut="fc1")
     nothing, width = torch.zeros(1, C, dtype=torch.bool), norm.width
@@ -940,7 +940,7 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
             assert len(set(found_sources)) == min(m_down, 2 * m_up)
             sources |= {(u, v) for v, _ in found_sources}
         last = turn.replies
-    assert len(sources) == 6, "in six rounds everybody meets everybody"
+    assert len(sources) == 6, "in six rounds every party gets observations of every other"
 
 
 @pytest.mark.slow
@@ -948,8 +948,8 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
 def test_t3_own_observations_are_returned_unless_excluded(
     exclude_self: bool, wire: list[Turn]
 ) -> None:
-    """150 messages: never one's own observations; or those of each of three alike, 50 of 150 (four
-    standard deviations are 23).
+    """150 messages: never a party's own observations; or those of each of three alike, 50 of 150
+    (four standard deviations are 23).
     """
     relay = Relay(n_avg=0, exclude_self=exclude_self)
     data = [samples_with_labels([0, 1, 2] * 2, u) for u in (1, 2, 3)]
@@ -1053,7 +1053,7 @@ def test_t4_nothing_known_is_the_cross_entropy_alone(method: Any, how: dict[str,
     "text", ["relay", "relay(disc=external)", "relay(m_down=2)", "relay(begin=random)", "relay-p2p"]
 )
 def test_t4_training_with_missing_classes_stays_finite(text: str) -> None:
-    """K7: nobody has class 3, one party has class 0 alone, another none of it."""
+    """K7: no party has class 3, one party has class 0 alone, another none of it."""
     x = noise(30, *SHAPE)
     labels = {"p0": [0] * 10, "p1": [1, 2] * 5, "p2": [0, 1, 2, 2, 2] * 2}
     parties = {
@@ -1070,7 +1070,7 @@ def test_t4_training_with_missing_classes_stays_finite(text: str) -> None:
 
 
 def test_t6_begin_with_features_of_untrained_models(wire: list[Turn]) -> None:
-    """One upload of everybody before round 1, which round 1 uses."""
+    """One upload of every party before round 1, which round 1 uses."""
     relay = Relay(n_avg=0)
     server, s = server_of(relay, task(), TRIO, Training(lr=0.1))
     upload_bytes = C * (4 * 2 * D + 5)
@@ -1134,7 +1134,7 @@ def test_aggregate_model_alone_is_fedavg() -> None:
 
 
 def test_aggregate_predictor_by_hand() -> None:
-    """Round 2 starts from one's own body and 9/21 and 12/21 of the heads of round 1."""
+    """Round 2 starts from the party's own body and 9/21 and 12/21 of the heads of round 1."""
     relay = Relay(lambda_kd=0.0, lambda_disc=0.0, aggregate="predictor")
     server, s = server_of(relay, task(), TRIO[:2], Training(lr=0.3, batch=100))
     s = rounds(relay, server, s, 1)
@@ -1279,7 +1279,7 @@ def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
 
 @pytest.mark.slow
 def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
-    """Nobody else's observations: a contrast with nothing in it, and a pull to one's own means."""
+    """No observations of others: the contrast is empty, and the pull is to the party's own means."""
     relay = Relay(begin="random", lambda_kd=1.0)
     server, s = server_of(relay, task(), TRIO, Training(lr=0.1, batch=100))
     server.sample = lambda t: [0]
@@ -1317,7 +1317,7 @@ def test_offline_half_of_the_parties_a_round(text: str) -> None:
         )
 
 
-# --- what stays at home
+# --- what stays at the party
 
 
 SPARSE = samples_with_labels([0] * 4 + [1] * 2 + [2])
@@ -1451,8 +1451,8 @@ def test_privacy_shares_above_one_are_refused() -> None:
 
 
 def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
-    """p0 chose p1, p2 nobody, p3 everybody it names: means are of those and itself, observations of
-    those only.
+    """p0 chose p1, p2 no party, p3 all that it names: means are of those and itself, observations
+    of those only.
     """
     party = {"p0": {"peers": ["p1"]}, "p2": {"peers": []}, "p3": {"peers": ["p0", "p2", "p3"]}}
     fed = federation((9, 14, 11, 12))
@@ -1516,8 +1516,8 @@ def test_peers_unknown_to_a_newcomer_are_refused_too() -> None:
 
 
 def test_peers_without_a_relay(wire: list[Turn]) -> None:
-    """p0 listens to p1 only: of six edges the one from p2 to p0 is missing, in what is told and in
-    what is charged.
+    """p0 listens to p1 only: of six edges the one from p2 to p0 is missing, in the messages and in
+    the charges.
     """
     party, fed = {"p0": {"peers": ["p1"]}}, federation((9, 14, 11))
     result = comity.run(
@@ -1539,8 +1539,8 @@ def test_peers_without_a_relay(wire: list[Turn]) -> None:
         assert charged[t, "down"] == formula.down == 5 * 4
 
 
-def test_peers_chosen_or_not_everybody_gets_the_first_noise(wire: list[Turn]) -> None:
-    """With begin=random there is nobody to choose from in round 1."""
+def test_all_parties_get_the_first_noise_whatever_their_peers(wire: list[Turn]) -> None:
+    """With begin=random there is no party to choose from in round 1."""
     party, fed = {"p0": {"peers": ["p1"]}, "p2": {"peers": []}}, federation((9, 14, 11))
     comity.run("relay", fed, model=MODEL, rounds=1, engine="loop", party=party, begin="random")
     messages = turns(wire, "local")[1].messages
@@ -1711,8 +1711,8 @@ peers = ["p0"]
 def test_k8_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: list[Turn]
 ) -> None:
-    """Digits of 8x8 with LeNet5 and an MLP; p2 listens to p0 only. The run's folder says so and is
-    found again.
+    """Digits of 8x8 with LeNet5 and an MLP; p2 listens to p0 only. The run's folder records it, and
+    the run can be opened again.
     """
     monkeypatch.chdir(tmp_path)
     Path("x.toml").write_text(TOML, encoding="utf-8")
@@ -1770,8 +1770,8 @@ def test_p2p_mean_of_all_received_observations(running: float, wire: list[Turn])
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [0.0, 0.4])
 def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
-    """Each tells the other: Algorithm 2 with the newest observations, and the mean of all heard in
-    place of the global one.
+    """Each sends to the other: Algorithm 2 with the newest observations, and the mean of all
+    received ones instead of the global mean.
     """
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0, running=running)
     data = [TRIO[1], TRIO[2]]
@@ -1801,7 +1801,7 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
 
 @pytest.mark.slow
 def test_p2p_a_party_without_new_observations_uses_earlier_ones(wire: list[Turn]) -> None:
-    """No observation this round: no contrast, but the pull to what was heard before."""
+    """No observation this round: no contrast, but the pull to earlier observations."""
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0)
     server, s = server_of(p2p, task(), TRIO[:2], Training(lr=0.05, batch=100))
     s = rounds(p2p, server, s, 1)
@@ -1842,7 +1842,7 @@ def test_p2p_sealed_messages_to_m_neighbours_and_nothing_up(
         assert len(edges) == len(set(edges)) == parties * m
         assert all(src != dst for src, dst in edges)
         assert Counter(dst for _, dst in edges) == dict.fromkeys(fed.names, m), (
-            "each hears as many as it asks"
+            "each party gets as many messages as it asks for"
         )
         assert (
             sum(row.bytes for row in result.ledger if row.round == t and row.kind == "down")
@@ -1863,7 +1863,7 @@ def test_p2p_sealed_messages_to_m_neighbours_and_nothing_up(
             for x in tensors(message)
         ]
         assert all(message.obs.shape == (m_up, C, D) for message in local.sealed_messages.values())
-    assert (len(graphs) > 1) == (m < parties - 1), "neighbours are drawn anew each round"
+    assert (len(graphs) > 1) == (m < parties - 1), "neighbours are drawn again each round"
     assert result.summary["bytes"]["peer"] == 8 * parties * m * C * (4 * m_up * D + 1)
 
 

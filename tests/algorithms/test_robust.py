@@ -102,7 +102,7 @@ def test_trimmed_survives_its_share_of_faulty_parties(honest: list[float], wild:
 
 @given(st.integers(1, 2), st.integers(0, 4), st.integers(0, 100))
 def test_krum_ignores_replies_far_from_all(f: int, more: int, seed: int) -> None:
-    """f replies that lie together, far from everybody: whichever m, none of them is in the mean."""
+    """f replies close together and far from all others: for every m, none of them is in the mean."""
     draw = torch.Generator().manual_seed(seed)
     n = 2 * f + 3 + more
     models = [{"w": torch.randn(6, generator=draw)} for _ in range(n - f)]

@@ -25,8 +25,8 @@ TWO = [rows(a, b) for a, b in zip(A, B, strict=True)]
 
 
 def fedavg_fixed_point() -> float:
-    """K steps take w to b + q (w - b) with q = (1 - eta a)^K; the average stands still at sum (1-q)
-    b / sum (1-q).
+    """K steps take w to b + q (w - b) with q = (1 - eta a)^K; the fixed point of the average is sum
+    (1-q) b / sum (1-q).
     """
     q = [(1 - ETA * a) ** K for a in A]
     return sum((1 - q_i) * b for q_i, b in zip(q, B, strict=True)) / sum(1 - q_i for q_i in q)
@@ -171,7 +171,9 @@ def test_option_ii_assumes_plain_sgd(method: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize(("bn", "without"), [("all", "~"), ("params_only", "~"), ("none", ".bn.")])
 def test_control_variates_cover_shared_parameters_without_buffers(bn: Any, without: str) -> None:
-    """Running statistics have no gradient; what BatchNorm keeps at home is nobody's drift."""
+    """Running statistics have no gradient; BatchNorm values that stay at the party are not part of
+    the drift.
+    """
     fed = federation((12, 14), shape=(1, 8, 8))
     job = comity.run(
         "scaffold", fed, model="fedbn-cnn(scale=0.03)", bn=bn, rounds=1, batch=4, engine="loop"

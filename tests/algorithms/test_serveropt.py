@@ -136,7 +136,7 @@ def test_statistics_are_averaged():
         ("fedavg+serveropt(optimizer=sgd)", "optimizer of serveropt"),
     ],
 )
-def test_what_is_refused(text, why):
+def test_unsupported_compositions_are_refused(text, why):
     with pytest.raises(UsageError, match=why):
         compose(text)
 
@@ -154,7 +154,7 @@ def test_private_training_within_and_without(text):
     assert privacy == run_method(text.replace("+serveropt", "")).summary["privacy"]
     assert "level=party" in text or math.isfinite(
         privacy["epsilon"]
-    )  # there the server sees everybody's model
+    )  # there the server sees every party's model
 
 
 def test_around_a_wrapped_host():

@@ -158,7 +158,7 @@ def fit(
     pull: Pull | None = None,
     moments: Moments | None = None,
 ) -> Fitted:
-    """A training by itself, on a loss of weights and batch alone."""
+    """A single training on a loss that depends on weights and batch only."""
     request = FitRequest(
         lambda task, theta, batch, aux: loss(theta, batch),
         theta,

@@ -63,7 +63,7 @@ def test_probes_learn_what_torch_would(hidden):
         assert torch.allclose(probes.losses(x, y)[k], F.cross_entropy(network(x), y), atol=1e-5)
 
 
-def test_standardised_values_and_what_never_varies():
+def test_standardised_values_and_constant_columns():
     standardised = standardise(
         torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     )

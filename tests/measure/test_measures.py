@@ -93,7 +93,7 @@ def test_the_mean_is_none_if_a_party_diverged_but_not_if_one_was_offline():
     tests = {"a": 10, "b": 30, "c": 10, "nobody": 10}
     block = (
         final_block(rows(("a", 0.5), ("b", 0.6)), METRICS["auc"], tests) or {}
-    )  # c was not heard: its last figure stands
+    )  # c was not evaluated: its last figure counts
     assert block["per_party"] == {"a": 0.5, "b": 0.6, "c": 0.8}
     assert (block["mean"], block["weighted"]) == pytest.approx((1.9 / 3, 31 / 50))
     assert (block["best_party"], block["worst_party"], block["missing"]) == ("c", "a", ["nobody"])

@@ -117,7 +117,7 @@ def test_one_class_has_none(classes: int, label: int) -> None:
         assert area(torch.rand(9, classes), torch.full((9,), label)) is None
 
 
-def test_what_diverged_has_no_order() -> None:
+def test_diverged_models_have_no_auc() -> None:
     labels = torch.tensor([0, 1, 0, 1])
     for logits in (
         torch.full((4, 2), math.nan),
@@ -211,7 +211,7 @@ def test_engines_agree(tmp_path: Path) -> None:
     assert loop.metrics == process.metrics
 
 
-def test_it_is_that_of_the_model_after_its_last_tuning(tmp_path: Path) -> None:
+def test_auc_is_of_the_model_after_finish(tmp_path: Path) -> None:
     """A method that tunes at the end is evaluated twice there; AUC is from the second evaluation."""
     result = run(2, tmp_path, "fedbabu", rounds=2)
     assert result.summary["accuracy"]["unfinished"] is not None

@@ -66,16 +66,16 @@ OF_CLASSES = [name for name in ELIGIBLE if METRICS[name].fits(2)]
 
 def test_metrics_that_are_undefined_are_none() -> None:
     scores = torch.rand(4, 2)
-    ones, zeros, nobody = torch.ones(4).long(), torch.zeros(4).long(), torch.zeros(0).long()
+    ones, zeros, empty = torch.ones(4).long(), torch.zeros(4).long(), torch.zeros(0).long()
     lacking = {
         "ones": {name for name in OF_CLASSES if METRICS[name].of(scores, ones) is None},
         "zeros": {name for name in OF_CLASSES if METRICS[name].of(scores, zeros) is None},
-        "nobody": {name for name in OF_CLASSES if METRICS[name].of(scores[:0], nobody) is None},
+        "empty": {name for name in OF_CLASSES if METRICS[name].of(scores[:0], empty) is None},
     }
     assert lacking == {
         "ones": {"auc", "specificity"},
         "zeros": {"auc", "sensitivity"},
-        "nobody": set(OF_CLASSES),
+        "empty": set(OF_CLASSES),
     }
     assert (
         METRICS["balanced_accuracy"].of(torch.tensor([[0.0, 1.0]] * 4), ones) == 1.0

@@ -170,7 +170,7 @@ def test_checksums_are_updated_without_reading_files(
     RunFolder(stopped_run).check()
 
 
-def test_a_run_of_an_earlier_version_goes_on_and_says_so(
+def test_a_run_of_an_earlier_version_resumes_with_a_warning(
     stopped_run: Path, original_runs: Path
 ) -> None:
     manifest = manifest_of(stopped_run)

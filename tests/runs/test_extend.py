@@ -54,7 +54,7 @@ def extend_run(text: str, folder: Path, rounds: int, **settings: Any) -> comity.
 
 @pytest.mark.sweep("fedavg+dbe", "fed-sps", "solo")
 @pytest.mark.parametrize("text", METHOD_SETTINGS)
-def test_a_finished_run_goes_on(text: str, tmp_path: Path) -> None:
+def test_a_finished_run_is_extended(text: str, tmp_path: Path) -> None:
     settings = SMALL | METHOD_SETTINGS[text]
     straight = run(text, tmp_path / "straight", rounds=5, **settings)
     shorter = run(text, tmp_path / "longer", rounds=3, **settings)
@@ -93,7 +93,7 @@ class StopAfter(Quiet):
 
 @pytest.mark.parametrize("rounds", [4, 6])
 @pytest.mark.parametrize("text", ["fedavg", "fedbabu(finetune_epochs=1)"])
-def test_a_stopped_run_goes_on_for_longer_or_shorter(
+def test_a_stopped_run_is_extended_or_shortened(
     text: str, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a method whose parties fine-tune after the last round, which was not reached."""

@@ -41,7 +41,7 @@ def test_models_are_tuned_from_the_last_average(tmp_path: Path) -> None:
         )
 
 
-def test_unfinished_is_what_the_parent_ends_with(tmp_path: Path) -> None:
+def test_figures_before_finish_are_the_parents(tmp_path: Path) -> None:
     """Without its finish the method is FedAvg: it has the same rounds, and its last figures stand
     beside those of the tuned models.
     """

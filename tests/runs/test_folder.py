@@ -181,7 +181,7 @@ def run_folder(tmp_path: Path) -> RunFolder:
     writer.add(LEDGER, CHARGES)
     writer.add(TIMING, TIMES)
     writer.add(ABSENCES, [])
-    assert not (tmp_path / ABSENCES.name).exists(), "it is there only if somebody was not heard"
+    assert not (tmp_path / ABSENCES.name).exists(), "the table exists only if a party was absent"
     writer.add(ABSENCES, AWAY)
     writer.add(PRIVACY, PRIVACY_CHARGES)
     assert writer.files == {

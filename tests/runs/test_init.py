@@ -59,7 +59,7 @@ def test_which_methods_cannot_start_from_different_weights() -> None:
     assert not [text for text in TEXTS if text.startswith(refusing)]
 
 
-def test_fedavg_averages_what_different_weights_became(tmp_path: Path) -> None:
+def test_fedavg_averages_models_from_different_initial_weights(tmp_path: Path) -> None:
     """Round 1 from each party's own weights, round 2 from their average, as in any FedAvg."""
     result = run("fedavg", tmp_path, model="mlp2(width=16)", init="own")
     starts = {i: own(result, i) for i in range(4)}

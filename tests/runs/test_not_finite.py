@@ -130,7 +130,7 @@ class Mixed:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_where_it_is_not_finite(bad: float) -> None:
+def test_the_first_tensor_that_is_not_finite_is_named(bad: float) -> None:
     good = Mixed(
         [1, 2.5, True, None],
         "nan",

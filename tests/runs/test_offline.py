@@ -386,7 +386,7 @@ def test_a_repeated_call_gives_the_same_reply() -> None:
     assert after[0] == after[1] == after[2] != replies[0]
 
 
-def test_what_the_server_did_not_accept_is_undone() -> None:
+def test_states_that_the_server_did_not_accept_are_undone() -> None:
     s = site()
     before = s.mine
     first = CallId("local", 0, 1, 0)

@@ -55,7 +55,7 @@ def parties(validation: float = 0.3) -> comity.Federation:
 
 @cache
 def straight(text: str, more: tuple[tuple[str, Any], ...] = ()) -> Outcome:
-    """The run that nobody stopped."""
+    """The run without interruption."""
     with TemporaryDirectory() as folder:
         return outcome(go(text, Path(folder) / "run", **dict(more)))
 
@@ -231,16 +231,18 @@ def test_the_validation_part_decides_where_there_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "more", [{}, LATE, {"participation": 0.5}], ids=["all", "newcomers", "half"]
 )
-def test_it_is_the_run_of_so_many_rounds(text: str, more: dict[str, Any], tmp_path: Path) -> None:
+def test_an_early_stop_equals_a_run_of_that_many_rounds(
+    text: str, more: dict[str, Any], tmp_path: Path
+) -> None:
     """Rows, bytes and weights are equal, also those after the last round (tuning, newcomers)."""
     early = go(text, tmp_path / "early", **more)
     last = early.summary["rounds"]
     assert last < MANY
-    fixed_length = go(text, tmp_path / "told", rounds=last, **more, patience=None)
+    fixed_length = go(text, tmp_path / "fixed", rounds=last, **more, patience=None)
     assert_same(outcome(early), outcome(fixed_length))
 
 
-def test_what_follows_the_last_round_follows_an_early_one(tmp_path: Path) -> None:
+def test_finish_and_newcomers_follow_an_early_stop(tmp_path: Path) -> None:
     result = go(TUNED, tmp_path, **LATE)
     last = result.summary["rounds"]
     assert last < MANY
