@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -114,9 +115,9 @@ def test_what_a_job_is(tmp_path: Path) -> None:
     client = json.loads(
         (tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text(encoding="utf-8")
     )
-    assert client["components"] == [
-        {"id": "site", "path": "comity.deploy.flare.apps.SiteApp", "args": {}}
-    ]
+    [site] = client["components"]
+    assert (site["id"], site["path"]) == ("site", "comity.deploy.flare.apps.SiteApp")
+    assert json.loads(base64.b64decode(site["args"]["order"])) == {"rounds": 3}
 
 
 def test_only_the_server_may_ask(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_only_the_server_may_ask(tmp_path: Path) -> None:
     code = """
 from nvflare.collab.api.context import Context, set_call_context
 from comity.deploy.flare.apps import SiteApp, UNASKED, FAILED
-site = SiteApp()
+site = SiteApp("e30=")
 for caller, said in (("south", UNASKED), ("server", FAILED)):  # without a folder no desk can be opened
     set_call_context(Context(None, caller, "north", None))
     assert site.ask(b"who") == said, caller
