@@ -20,7 +20,7 @@ import pytest
 import comity
 from comity.checksums import Checksum, with_crc, without_crc
 from comity.engines.saved import Saved, read_state, write_state
-from comity.errors import ComityError, UsageError
+from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.measure import conventions
 from comity.reporting import report
 from comity.reporting.static import ranking
@@ -34,6 +34,7 @@ from comity.runs.tables import TABLES
 from comity.studies.export import export
 from comity.studies.export import load as load_exported
 from comity.studies.parallel import run_once
+from comity.wire.codec import decode
 
 SETTINGS: dict[str, Any] = {
     "data": "digits", "partition": "iid|keep(samples=40)", "parties": 2, "model": "linear", "rounds": 3, "engine": "loop",
@@ -371,6 +372,21 @@ def flipped(blob: bytes) -> bytes:
 
 
 # --- checkpoints
+
+
+@pytest.mark.parametrize("whose", ["server", "party"])
+def test_a_changed_state_is_not_continued_from(whose: str, stopped: Path) -> None:
+    """One bit of a weight: the file has its length, and can be decoded."""
+    told = manifest_of(stopped)
+    saved = Saved(*(told["server"] if whose == "server" else told["parties"][0]))
+    path = stopped / "checkpoints" / saved.file
+    blob = flipped(path.read_bytes())
+    decode(blob)
+    path.write_bytes(blob)
+    before = contents(stopped)
+    with pytest.raises(CorruptedFile, match=f"{saved.file} is not what was written"):
+        resumed(stopped)
+    assert contents(stopped) == before
 
 
 def test_all_is_on_the_disk_before_the_manifest_names_it(
