@@ -100,7 +100,7 @@ NOISE_AND_CLIPPING = [
         "comity/algorithms/dp.py",
         "less = len(cohort) / count",
         "less = 1.0",
-        f"{HOSTS} {SERVER_NOISE}",
+        f"{SERVER_NOISE}::test_a_restart_with_another_site_has_other_noise",
     ),
     Mutant(
         "class means have noise without the sensitivity (+ldp)",
@@ -208,14 +208,14 @@ DECLARED_NOISE = [
         "comity/algorithms/ldp.py",
         "release(self.method.level, self.method.clip, self.method.sigma, asked",
         "release(self.method.level, self.method.clip, 2 * self.method.sigma, asked",
-        MEANS,
+        f"{MEANS}::test_a_row_a_record_behind_private_training_or_a_party",
     ),
     Mutant(
         "means that no method declares leave with noise of another class count (+ldp)",
         "comity/algorithms/ldp.py",
         "if reply is not None and class_counts != declared:",
         "if reply is not None and not class_counts:",
-        MEANS,
+        f"{MEANS}::test_what_goes_around_the_noise_is_refused",
     ),
     Mutant(
         "rows declare twice their Laplace noise",
@@ -229,14 +229,14 @@ DECLARED_NOISE = [
         "comity/privacy/options.py",
         'Release("row", "gaussian", 1.0, sigma, "replaced")',
         'Release("row", "gaussian", 1.0, 2 * sigma, "replaced")',
-        f"{PRIVACY} {MEANS} {HOSTS}",
+        f"{MEANS}::test_a_row_a_record_behind_private_training_or_a_party",
     ),
     Mutant(
         "the paper's rows declare a sensitivity of 1",
         "comity/privacy/options.py",
         'sensitivity = float(width) if self.noise == "paper" else 1.0',
         "sensitivity = 1.0",
-        f"{PRIVACY} {ACCOUNT}",
+        f"{PRIVACY}::test_the_papers_rows_can_differ_by_their_width",
     ),
     Mutant(
         "a discriminator that is trained at the server declares twice its noise",
@@ -309,7 +309,7 @@ COMPOSITION = [
         "comity/privacy/account.py",
         "by_identity.setdefault(id(release), (release, []))",
         "by_identity.setdefault(hash(release), (release, []))",
-        f"{ACCOUNT} {HOSTS} {MEANS}",
+        f"{HOSTS}::test_every_method_runs_with_a_bound_or_is_refused[ditto]",
     ),
     Mutant(
         "a call beyond the budget of a run is made",
@@ -354,14 +354,14 @@ KEYS = [
         "comity/core/aggregate.py",
         "key = self._key.bind(tree_digest(mean))",
         "key = self._key",
-        SERVER_NOISE,
+        f"{SERVER_NOISE}::test_the_same_replies_have_the_same_noise_and_others_do_not",
     ),
     Mutant(
         "two discriminators of different rows have the same noise",
         "comity/privacy/options.py",
         "key = key.bind(tree_digest([theta, data.x, data.y]))",
         "key = key.fold()",
-        f"{SERVER_NOISE} {PRIVACY}",
+        f"{SERVER_NOISE}::test_discriminators_of_other_rows_have_other_noise",
     ),
 ]
 
@@ -408,7 +408,14 @@ RELEASES = [
         "comity/deploy/site_run.py",
         "bounded = self.ledger.is_bounded(but=self.name) and not own_constants",
         "bounded = not own_constants",
-        f"{BUDGET} tests/deploy/test_elsewhere.py::test_a_site_keeps_to_its_epsilon_over_all_runs",
+        f"{BUDGET}::test_no_run_begins_under_a_budget_after_values_without_noise",
+    ),
+    Mutant(
+        "the ledger allows releases after values that left without noise",
+        "comity/deploy/release_ledger.py",
+        "total = epsilon(history, DELTA) if all(releases) else math.inf",
+        "total = epsilon(history, DELTA)",
+        f"{BUDGET}::test_no_run_continues_under_a_budget_after_values_without_noise",
     ),
     Mutant(
         "a charge in the ledger may be lost by a power failure",
@@ -422,7 +429,7 @@ RELEASES = [
         "comity/deploy/release_ledger.py",
         "            fcntl.flock(file, fcntl.LOCK_EX)\n            if file.seek",
         "            if file.seek",
-        f"{BUDGET}::test_concurrent_processes_share_one_budget",
+        f"{BUDGET}::test_the_ledger_is_locked_while_it_is_written",
     ),
     Mutant(
         "a changed row of the ledger is not noticed",
@@ -460,7 +467,7 @@ SITES = [
         "comity/deploy/site_run.py",
         "(repr((head.call, head.first)).encode(), state, body, *sealed)",
         "(repr((head.call, head.first)).encode(), state, body)",
-        f"{NOISE} {EXCHANGE}",
+        f"{NOISE}::test_other_sealed_messages_make_another_request",
     ),
     Mutant(
         "a stored reply is sent for another request",
@@ -474,7 +481,7 @@ SITES = [
         "comity/deploy/site_store.py",
         "return reply if head == request + _digest(reply) else None",
         "return reply if head.startswith(request) else None",
-        f"{NOISE} {RESTARTS}",
+        f"{NOISE}::test_a_damaged_stored_reply_is_computed_again",
     ),
     Mutant(
         "a private method is called outside its plan",
@@ -579,7 +586,7 @@ POLICIES = [
         "comity/deploy/group_size.py",
         '"validation": data.validation',
         '"validation": data.train',
-        GROUPS,
+        f"{GROUPS}::test_figures_of_few_validation_records_do_not_leave",
     ),
     Mutant(
         "values of single records pass the minimum group size",
@@ -600,7 +607,7 @@ POLICIES = [
         "comity/deploy/policy.py",
         "if group.records is None:",
         "if not group.field:",
-        f"{GROUPS} {POLICY}",
+        f"{GROUPS}::test_a_field_without_a_description_does_not_leave",
     ),
     Mutant(
         "a later run chooses another split of the records",
