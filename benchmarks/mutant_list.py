@@ -743,14 +743,14 @@ MESSAGES = [
         "comity/wire/sealing.py",
         'return self._run + f" {round} {sender} {recipient} {size}".encode()',
         'return self._run + f" {round} {size}".encode()',
-        SEALED,
+        f"{SEALED}::test_a_carrier_cannot_return_it_to_its_sender",
     ),
     Mutant(
         "an encrypted key is not bound to its round",
         "comity/wire/sealing.py",
         'return self._run + f" {round} {sender} {recipient} {size}".encode()',
         'return self._run + f" {sender} {recipient} {size}".encode()',
-        SEALED,
+        f"{SEALED}::test_a_carrier_cannot_lie_about",
     ),
     Mutant(
         "a sealed message is opened for a second call",

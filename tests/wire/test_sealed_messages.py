@@ -189,6 +189,16 @@ def test_a_carrier_cannot_lie_about(lie, sender, round, size):
         opened(forged, sender=sender, call=CALL._replace(round=round))
 
 
+def test_a_carrier_cannot_return_it_to_its_sender():
+    """Both directions have one key, and an answer must not be what was sent."""
+    cipher = unseal(new_lock().close(sent()))
+    place = cipher.to.index(YOU)
+    reflected = replace(cipher, sender=YOU, to=[ME], keys=cipher.keys[place : place + 1])
+    forged = Sealed(reflected, 256, (ME,), Origin(YOU, CALL.round))
+    with pytest.raises(CorruptedFile, match="changed on its way"):
+        opened(forged, to=ME, sender=YOU)
+
+
 def test_it_does_not_open_in_another_round_or_from_another_sender():
     with pytest.raises(ComityError, match="another round"):
         opened(new_lock().close(sent()), call=CALL._replace(round=4))
