@@ -802,7 +802,7 @@ FILES_AND_TRUST = [
         "comity/checksums.py",
         "if CRC in content and content[CRC] != _crc(plain):",
         "if CRC in content and content[CRC] is None:",
-        DAMAGE,
+        f"{DAMAGE}::test_measures_are_checked",
     ),
     Mutant(
         "a damaged table is read",
@@ -816,7 +816,7 @@ FILES_AND_TRUST = [
         "comity/runs/checkpoint.py",
         "if CRC not in values:",
         "if not values:",
-        DAMAGE,
+        f"{DAMAGE}::test_a_manifest_without_its_checksum",
     ),
     Mutant(
         "a folder with a forged mark runs its files",
@@ -830,7 +830,7 @@ FILES_AND_TRUST = [
         "comity/runs/trust.py",
         'hmac.digest(_secret(), text, "sha256")',
         'hmac.digest(_secret()[:0], text, "sha256")',
-        TRUST,
+        f"{TRUST}::test_run_of_another_user_needs_trust",
     ),
     Mutant(
         "a file that has changed since is executed without a question",
@@ -844,14 +844,14 @@ FILES_AND_TRUST = [
         "comity/safe_files.py",
         'NO_LINK = getattr(os, "O_NOFOLLOW", 0) | ',
         "NO_LINK = ",
-        FILES,
+        f"{FILES}::test_files_that_grow_follow_no_link[symbolic]",
     ),
     Mutant(
         "a file that already exists is written to",
         "comity/safe_files.py",
         "NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL",
         "NEW = os.O_WRONLY | os.O_CREAT",
-        FILES,
+        f"{FILES}::test_temporary_names_cannot_be_guessed",
     ),
     Mutant(
         "a file with a second name is written to",
@@ -948,14 +948,14 @@ RESULTS = [
         "comity/measure/gain.py",
         "    b = better + 0.5\n    c = worse + 0.5\n    n = count + 2.0\n",
         "    b, c, n = better, worse, count\n",
-        GAIN,
+        f"{GAIN}::test_the_interval_of_accuracy_by_hand",
     ),
     Mutant(
         "a gain compares two different sets of test samples",
         "comity/measure/gain.py",
         "if not torch.equal(now.truth, before.truth):",
         "if len(now.truth) != len(before.truth):",
-        GAIN,
+        f"{GAIN}::test_who_has_no_figure_has_no_gain",
     ),
     Mutant(
         "a split file with a test sample in training is used",
@@ -971,14 +971,14 @@ RESULTS = [
         "        return positions[~is_test], positions[is_test]",
         "is_test = stratified(y[positions], self.fraction, rng, at_least=1)\n"
         "        return positions, positions[is_test]",
-        "tests/data/test_protocols.py tests/data/test_federation.py",
+        "tests/data/test_protocols.py::test_own_uses_every_sample_once",
     ),
     Mutant(
         "parties train on their validation samples",
         "comity/data/federation.py",
         "tuple(train[~is_validation].tolist())",
         "tuple(train.tolist())",
-        "tests/data/test_protocols.py tests/data/test_federation.py",
+        "tests/data/test_protocols.py::test_own_uses_every_sample_once",
     ),
     Mutant(
         "early stopping looks at the test samples",
@@ -992,7 +992,7 @@ RESULTS = [
         "comity/runs/summary.py",
         "{t: metric.sign * mean(v, validations) for t, v in validation.items()}",
         "{t: metric.sign * mean(v, tests) for t, v in test.items()}",
-        "tests/runs/test_patience.py tests/cli/test_tune.py",
+        "tests/runs/test_summary.py::test_the_best_round_is_chosen_on_validation_samples",
     ),
 ]
 

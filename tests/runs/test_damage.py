@@ -430,6 +430,14 @@ def test_all_is_on_the_disk_before_the_manifest_names_it(
         assert on_disk(folder, -1)
 
 
+def test_a_manifest_without_its_checksum(stopped: Path) -> None:
+    """Nobody could tell whether it is what was written."""
+    path = stopped / "checkpoints" / "manifest.json"
+    path.write_text(json.dumps(manifest_of(stopped)), encoding="utf-8")
+    with pytest.raises(CorruptedFile, match=r"manifest\.json cannot be read"):
+        resumed(stopped)
+
+
 def test_what_is_not_ours_stays_in_the_folder_of_checkpoints(stopped: Path) -> None:
     folder = stopped / "checkpoints"
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
