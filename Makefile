@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: audit demo demo-sites five check quick test test-long soak docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
+.PHONY: audit demo demo-sites five check quick test test-long soak mutants docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
 
 # pip's output goes to $(VENV)/install.log and is shown only if a step fails.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -27,7 +27,7 @@ check: $(VENV)/ready
 
 # The tests marked quick, within a minute. Naming the places spares looking for tests elsewhere.
 QUICK := tests/core tests/docs tests/algorithms tests/golden tests/cli/test_contracts.py tests/cli/test_version.py \
-	tests/test_lint.py tests/engines/test_parity.py tests/engines/test_stacked.py
+	tests/test_lint.py tests/test_mutants.py tests/engines/test_parity.py tests/engines/test_stacked.py
 
 quick: check
 	$(BIN)/pytest -n 2 --dist loadscope -m "quick and not slow and not long" $(QUICK)
@@ -52,6 +52,10 @@ soak: $(VENV)/ready
 	$(BIN)/python tests/soak/interrupts.py --moments 50
 	$(BIN)/python tests/soak/options.py --prepare
 	$(BIN)/python tests/soak/commands.py --count 500
+
+# Breaks important lines one at a time, and fails if no test notices (benchmarks/mutant_list.py): about ten minutes.
+mutants: $(VENV)/ready
+	$(BIN)/python benchmarks/mutants.py --jobs 2
 
 # The site's tools, beside the others but only when wanted.
 $(VENV)/docs-ready: $(VENV)/ready

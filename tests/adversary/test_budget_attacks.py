@@ -4,18 +4,29 @@ before every release, sums over all runs, and refuses what would exceed the budg
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from in_process_sites import OPEN, Sites
-from malicious_server import SETTINGS, SIZES, MaliciousServer, Refused, attack, spent, weights
+from malicious_server import (
+    METHOD,
+    SETTINGS,
+    SIZES,
+    MaliciousServer,
+    Refused,
+    attack,
+    spent,
+    weights,
+)
 
 from comity.base.record import Model
 from comity.deploy import site_results
-from comity.deploy.release_ledger import LEDGER_FILE
+from comity.deploy.release_ledger import LEDGER_FILE, ReleaseLedger
 
 BUDGET = 2.0
 
@@ -155,13 +166,74 @@ def test_the_ledger_is_synced_before_the_reply(
     assert events[:2] == ["synced", "computed"]
 
 
-def test_a_damaged_ledger_is_refused(sites: Sites) -> None:
-    attack(sites).call("local", Model(weights(0.0)), depth=1)
+DAMAGES: dict[str, Callable[[list[str]], list[str]]] = {
+    "changed": lambda rows: [*rows[:-1], rows[-1].replace("gaussian", "none?")],
+    "less noise": lambda rows: [*rows[:-1], rows[-1].replace(",4.0,", ",9.0,")],
+    "removed": lambda rows: [rows[0], *rows[2:]],
+    "swapped": lambda rows: [rows[1], rows[0], *rows[2:]],
+    "repeated": lambda rows: [*rows, rows[-1]],
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_ledger_is_refused(sites: Sites, how: str) -> None:
+    for number in range(3):
+        attack(sites).call("local", Model(weights(number / 1000)), depth=1)
     ledger = sites.site("north") / LEDGER_FILE
-    lines = ledger.read_text().splitlines()
-    ledger.write_text("\n".join([*lines[:-1], lines[-1].replace("gaussian", "none?"), ""]))
+    head, *rows = ledger.read_text().splitlines()
+    damaged = DAMAGES[how](rows)
+    assert damaged != rows
+    ledger.write_text("\n".join([head, *damaged, ""]))
     with pytest.raises(Refused, match="ledger"):
         attack(sites, "second").call("local", Model(weights(0.0)), depth=1)
+
+
+def test_the_ledger_is_locked_while_it_is_written(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that has the file open cannot get the lock."""
+    path = sites.site("north") / LEDGER_FILE
+    append, locked = ReleaseLedger._append, []
+
+    def appending(self: ReleaseLedger, rows: Any) -> None:
+        with path.open("rb") as other:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked.append(False)
+            except BlockingIOError:
+                locked.append(True)
+        append(self, rows)
+
+    server = attack(sites)
+    monkeypatch.setattr(ReleaseLedger, "_append", appending)
+    server.call("local", Model(weights(0.0)), depth=1)
+    assert set(locked) == {True}
+
+
+def release_without_noise(sites: Sites) -> None:
+    """North takes part in a run without noise, under a policy that allows it for a while."""
+    budget = f"epsilon = {BUDGET}"
+    sites.change("north", {budget: 'epsilon = "inf"'})
+    sites.change("east", {budget: 'epsilon = "inf"'})
+    server = MaliciousServer(sites, "north", "open", "fedavg", **SETTINGS)
+    server.begin()
+    server.call("local", Model(weights(0.0)))
+    sites.change("north", {'epsilon = "inf"': budget})
+    sites.change("east", {'epsilon = "inf"': budget})
+
+
+def test_no_run_begins_under_a_budget_after_values_without_noise(sites: Sites) -> None:
+    release_without_noise(sites)
+    server = MaliciousServer(sites, "north", "later", METHOD, **SETTINGS)
+    with pytest.raises(Refused, match="there is no bound on it"):
+        server.begin()
+
+
+def test_no_run_continues_under_a_budget_after_values_without_noise(sites: Sites) -> None:
+    server = attack(sites)
+    release_without_noise(sites)
+    with pytest.raises(Refused, match="epsilon over all runs would be inf"):
+        server.call("local", Model(weights(0.0)), depth=1)
 
 
 def test_methods_without_noise_are_refused_under_a_budget(sites: Sites) -> None:

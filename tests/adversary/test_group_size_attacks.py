@@ -11,6 +11,10 @@ import pytest
 from in_process_sites import Sites
 from malicious_server import MaliciousServer, Refused
 
+from comity.deploy.group_size import Group
+from comity.deploy.policy import SitePolicy
+from comity.errors import UsageError
+
 SIZES = {"north": (150, 20), "east": (140, 20)}
 USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official", "batch": 16}
 
@@ -78,6 +82,24 @@ def test_single_records_need_a_permission_by_name(tmp_path: Path) -> None:
     for name in sites.names:
         sites.change(name, {"single_records = []": 'single_records = ["representations"]'})
     begin(sites, "adcol")
+
+
+def test_figures_of_few_validation_records_do_not_leave(tmp_path: Path) -> None:
+    """A pilot run chooses kappa by the figures of all parties' validation records."""
+    method = "fedavg+dbe(kappa=auto)"
+    few = Sites(tmp_path / "few", SIZES, {}, classes=2)
+    with pytest.raises(Refused, match=r"behind Score\.\w+ of .* there may be fewer \(records"):
+        begin(few, method, validation=0.05)
+    enough = Sites(tmp_path / "enough", SIZES, {}, classes=2)
+    begin(enough, method, validation=0.1)
+
+
+def test_a_field_without_a_description_does_not_leave() -> None:
+    """Nobody knows how many records are behind it."""
+    policy = SitePolicy("north", Path("data"))
+    policy.check_groups([Group("Model.theta", "weights", 10)], "fedavg")
+    with pytest.raises(UsageError, match=r"cannot tell how many records are behind Model\.extra"):
+        policy.check_groups([Group("Model.extra", "", None)], "fedavg")
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,11 @@ from malicious_server import (
 )
 
 from comity.algorithms.scaffold import Control
-from comity.base.record import Model
+from comity.base.record import Model, seal
 from comity.deploy import site_results
 from comity.deploy.messages import REPLIES, REQUESTS, Begin, Failed, RunCall, unpack
 from comity.deploy.release_ledger import ReleaseLedger
+from comity.deploy.site_store import REPLIES as REPLIES_FOLDER
 from comity.wire.codec import decode
 
 
@@ -93,6 +94,29 @@ def test_another_state_makes_another_noise(sites: Sites) -> None:
         reply = server.call("local", Control(zeros, zeros), round=2, depth=1, after=first)
         answers.append(torch.cat([t.flatten() for t in reply.theta.values()]))
     assert (answers[0] - answers[1]).std() > 0.5 * NOISE / SETTINGS["batch"]
+
+
+def test_other_sealed_messages_make_another_request(sites: Sites) -> None:
+    """The noise and the charge of a reply are those of its request."""
+    run = attack(sites).handler._run
+    assert run is not None
+    head = RunCall(run.name, ("local", 1, 1, 0), None, False, {})
+    one, other = (seal(Model(weights(value)), 0) for value in (0.0, 0.01))
+    inboxes: list[dict[int, Any]] = [{}, {1: one}, {1: other}, {2: one}, {1: one, 2: other}]
+    digests = {run._request_digest(head, b"body", inbox) for inbox in inboxes}
+    assert len(digests) == len(inboxes)
+
+
+def test_a_damaged_stored_reply_is_computed_again(sites: Sites) -> None:
+    first = attack(sites).call("local", Model(weights(0.0)), depth=1)
+    once = spent(sites, "north")
+    [stored] = (sites.site("north") / "runs" / "attack" / REPLIES_FOLDER).iterdir()
+    content = stored.read_bytes()
+    stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    again = attack(sites).call("local", Model(weights(0.0)), depth=1)
+    assert all(torch.equal(first.theta[name], value) for name, value in again.theta.items())
+    assert spent(sites, "north") == once
+    assert stored.read_bytes() == content
 
 
 def test_nothing_is_answered_after_the_end(sites: Sites) -> None:

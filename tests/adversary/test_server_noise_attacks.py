@@ -5,20 +5,24 @@ parties never have the same noise, and each one that was sent is charged.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from in_process_sites import Handed, Sites, ended
 from malicious_server import SIZES
 
+from comity.algorithms.adcol import Adcol
 from comity.base.key import Key
 from comity.base.record import Params
+from comity.core import FitRequest, Samples, Training
 from comity.core.aggregate import NoisyAveraging
 from comity.deploy import site_results
 from comity.deploy.messages import REQUESTS, RunCall, unpack
 from comity.runs.folder import RunFolder
 from comity.runs.run_warnings import warning_texts
+from comity.training.descent import train
+from comity.training.requests import Fitted
 from comity.wire.codec import decode
 
 NOISE = 2.0
@@ -91,6 +95,32 @@ def test_the_same_replies_have_the_same_noise_and_others_do_not() -> None:
 
     assert torch.equal(noisy(1.0), noisy(1.0))
     assert (noisy(1.0) - noisy(2.0)).std() > 1.2
+
+
+class Trainer:
+    """The part of a server that trains."""
+
+    def fit(self, loss: Any, theta: Params, samples: Samples, *others: Any, **more: Any) -> Fitted:
+        key, aux = others
+        return train(FitRequest(loss, theta, samples, key, more.pop("training"), aux=aux, **more))
+
+
+def test_discriminators_of_other_rows_have_other_noise() -> None:
+    """A trusted server that restarts with other rows would otherwise show their difference."""
+    noise, rows = 5.0, 40
+    method = Adcol(disc_noise=noise, disc="linear")
+    task = method.discriminator(300, 2)
+    theta = task.init(Key(1))
+    how = Training(lr=1.0, batch=rows, steps=1)
+    key = Key.root(3, b"secret", binds=True)
+
+    def trained(value: float) -> torch.Tensor:
+        data = Samples(torch.full((rows, 300), value), torch.zeros(rows, dtype=torch.int64))
+        weights = method.fit_on_server(cast(Any, Trainer()), task, theta, data, key, how)
+        return torch.cat([weight.flatten() for weight in weights.values()])
+
+    assert torch.equal(trained(0.0), trained(0.0))
+    assert (trained(0.0) - trained(0.01)).std() > 1.2 * noise / rows
 
 
 def test_a_simulation_keeps_its_noise() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -428,6 +429,36 @@ def test_run_resumes_from_an_older_checkpoint_of_the_server(sites: Sites) -> Non
     ended(sites.run("scaffold", "older", **settings))
     for name in TABLES:
         assert (folder / name).read_text() == (expected / name).read_text(), name
+
+
+def test_a_state_is_on_the_disk_before_the_index_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its content, and its name in the folder."""
+    synced: dict[int, int] = {}
+    checked: list[int] = []
+    replace = os.replace
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced[status.st_ino] = (
+            len(os.listdir(descriptor)) if stat.S_ISDIR(status.st_mode) else status.st_size
+        )
+
+    def replacing(source: str, target: str, **folders: int) -> None:
+        assert target == INDEX
+        files = list((tmp_path / STATES).iterdir())
+        assert all(synced.get(file.stat().st_ino) == file.stat().st_size for file in files)
+        assert synced.get((tmp_path / STATES).stat().st_ino) == len(files)
+        checked.append(len(files))
+        replace(source, target, **folders)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replacing)
+    states = States(tmp_path)
+    for t in (1, 2):
+        states.write(0, CallId("local", 0, t, 0), encode({"t": t}))
+    assert checked == [1, 2]
 
 
 def test_states_are_stored_by_call(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
     assert (gain.low, gain.high) == pytest.approx(paired_interval(better, worse, 60), abs=0.025)
 
 
+def test_the_interval_of_accuracy_by_hand() -> None:
+    """Agresti and Min (2005): half a sample is added to each cell. Of 20 samples, 8 were right only
+    now and 2 only before: (8.5 - 2.5) / 22 = 0.27273, with a standard error of 0.13909.
+    """
+    assert paired_interval(8, 2, 20) == pytest.approx((0.00011, 0.54534), abs=1e-5)
+    low, high = paired_interval(0, 0, 12)  # no sample changed, which proves nothing
+    assert (low, high) == pytest.approx((-0.14, 0.14), abs=1e-3)
+
+
 def test_samples_that_all_agree_have_an_interval_of_some_width() -> None:
     y = torch.tensor([0] * 6 + [1] * 6)
     gain = bootstrap_gain(

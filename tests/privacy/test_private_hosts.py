@@ -11,8 +11,15 @@ import torch
 
 import comity
 from comity import algorithms
+from comity.algorithms.dp import clipped
+from comity.base.call import CallId, Message
 from comity.core import UsageError, Wrapper
+from comity.core.aggregate import Averaging
 from comity.core.wrapper import chain
+from comity.engines.site import Site
+from comity.privacy.account import PrivacyCharge
+from comity.runs.build import prepare
+from comity.runs.config import experiment
 from comity.runs.extend import extend
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
@@ -163,6 +170,41 @@ def test_noise_on_rows_of_a_private_model_protects_records(
     assert {row.release for row in adcol_dp_run.privacy} == {"Reps.z", "Reps.z, Reps.shared"}
 
 
+ONE_STEP: dict[str, Any] = {"model": "linear", "steps": 1, "batch": 20, "lr": 1.0, "rounds": 1}
+"""One step, after which a model is its noise and little else."""
+
+
+def reply_and_releases(
+    text: str, federation: comity.Federation
+) -> tuple[torch.Tensor, list[PrivacyCharge]]:
+    """How a party's reply differs from the message, and what the account charges for it."""
+    settings = {"algorithm": text, "data": "given", "seed": 0, **ONE_STEP}
+    job = prepare(experiment(settings), federation)
+    call = CallId("local", 1, 1, 0)
+    host = chain(job.algorithm)[1]
+    message = host.message_for(host.init_server(job.root.fold("init"), job.info), 0)
+    reply = (
+        Site(job.algorithm, job.parties[0], job.root).run(call, Message(message, None), {}).reply
+    )
+    account = job.privacy.account()
+    account.charge_call(call, [0])
+    change = [(reply.theta[name] - value).flatten() for name, value in message.theta.items()]
+    return torch.cat(change), account.take()
+
+
+@pytest.mark.parametrize("clip", [0.1, 1.0])
+def test_the_noise_in_a_model_is_the_noise_that_is_charged(
+    clip: float, federation: comity.Federation
+) -> None:
+    """A step adds the mean of clipped gradients and noise. The noise is so large here that the
+    spread of the change is that of the noise.
+    """
+    change, charges = reply_and_releases(f"fedavg+dp(noise=20,clip={clip})", federation)
+    assert len(charges) == 1
+    assert charges[0].sensitivity == clip
+    assert change.std().item() == pytest.approx(charges[0].noise / ONE_STEP["batch"], rel=0.08)
+
+
 # --- Parties
 
 
@@ -183,6 +225,30 @@ def test_party_level_clips_updates_and_adds_noise_to_the_mean(
     assert spread == pytest.approx(3 * 0.01 / 3, rel=0.1)
 
 
+@pytest.mark.parametrize("cohort", [[0, 1, 2], [0, 2]], ids=["all", "drawn"])
+def test_one_party_moves_the_mean_by_no_more_than_is_declared(
+    cohort: list[int], federation: comity.Federation
+) -> None:
+    """The neighbour of a party is one that changes nothing (blank) or, in a drawn cohort, any other
+    one (replaced).
+    """
+    clip = 0.3
+    settings = {"algorithm": f"fedavg+dp(level=party,noise=2,clip={clip})", "rounds": 1}
+    job = prepare(experiment(settings | {"model": "linear", "data": "given"}), federation)
+    release = job.algorithm.accounting.server_release(job.info, cohort)
+    assert release is not None
+    far = {"w": torch.full((50,), 100.0)}
+    change, opposite = clipped(far, clip), clipped({"w": -far["w"]}, clip)
+    neighbour = opposite if release.neighbours == "replaced" else {"w": torch.zeros(50)}
+    means = []
+    for first in (change, neighbour):
+        mean = Averaging()
+        for number in range(len(cohort)):
+            mean.add(change if number else first, 1.0)
+        means.append(mean.value()["w"])
+    assert (means[0] - means[1]).norm().item() == pytest.approx(release.sensitivity)
+
+
 def test_party_level_guarantee_with_a_trusted_server(federation: comity.Federation) -> None:
     guarantee = run("fedavg+dp(level=party,noise=4)", federation).summary["privacy"]
     assert guarantee["epsilon"] == "infinite"
@@ -198,6 +264,29 @@ def test_party_level_guarantee_with_a_trusted_server(federation: comity.Federati
     assert (
         len(without_amplification["trusted_server"]["parties"]) <= 2
     )  # only sampled parties have a cost
+
+
+def test_a_loss_that_couples_records_is_refused(
+    federation: comity.Federation, tmp_path: Path
+) -> None:
+    """Clipping bounds the influence of a record only if the loss is a mean over records."""
+    method = tmp_path / "coupling.py"
+    method.write_text('''"""FedAvg with a loss that looks at all logits of a batch."""
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+def coupling(task, theta, batch, aux):
+    return task.loss(theta, batch) + task.logits(theta, batch.x).mean(0).square().sum()
+
+
+@algorithm
+class Coupling(FedAvg):
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+        return (await party.fit(coupling, theta, key)).theta
+''')
+    with pytest.raises(comity.ComityError, match="couples the samples of a batch"):
+        run(f"{method}+dp(noise=1)", federation)
 
 
 # --- Budgets

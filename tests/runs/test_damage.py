@@ -18,7 +18,7 @@ import pytest
 import comity
 from comity.checksums import Checksum, with_crc, without_crc
 from comity.engines.saved import Saved, read_state, write_state
-from comity.errors import ComityError, UsageError
+from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.measure import conventions
 from comity.reporting import report
 from comity.reporting.static import ranking
@@ -32,6 +32,7 @@ from comity.runs.tables import TABLES
 from comity.studies.export import export
 from comity.studies.export import load as load_exported
 from comity.studies.parallel import run_once
+from comity.wire.codec import decode
 
 SETTINGS: dict[str, Any] = {
     "data": "digits", "partition": "iid|keep(samples=40)", "parties": 2, "model": "linear", "rounds": 3, "engine": "loop",
@@ -377,6 +378,21 @@ def flip_byte(blob: bytes) -> bytes:
 # --- checkpoints
 
 
+@pytest.mark.parametrize("whose", ["server", "party"])
+def test_a_changed_state_is_not_continued_from(whose: str, stopped_run: Path) -> None:
+    """One bit of a weight: the file has its length, and can be decoded."""
+    manifest = manifest_of(stopped_run)
+    saved = Saved(*(manifest["server"] if whose == "server" else manifest["parties"][0]))
+    path = stopped_run / "checkpoints" / saved.file
+    blob = flip_byte(path.read_bytes())
+    decode(blob)
+    path.write_bytes(blob)
+    before = contents(stopped_run)
+    with pytest.raises(CorruptedFile, match=f"{saved.file} is not what was written"):
+        resume_run(stopped_run)
+    assert contents(stopped_run) == before
+
+
 def test_files_are_synced_before_the_manifest_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,6 +435,14 @@ def test_files_are_synced_before_the_manifest_names_them(
         tmp_path / "run" / "checkpoints",
     ):  # the directories are synced, too
         assert on_disk(folder, -1)
+
+
+def test_a_manifest_without_its_checksum(stopped_run: Path) -> None:
+    """Nobody could tell whether it is what was written."""
+    path = stopped_run / "checkpoints" / "manifest.json"
+    path.write_text(json.dumps(manifest_of(stopped_run)), encoding="utf-8")
+    with pytest.raises(CorruptedFile, match=r"manifest\.json cannot be read"):
+        resume_run(stopped_run)
 
 
 def test_other_files_in_the_checkpoint_folder_are_kept(stopped_run: Path) -> None:

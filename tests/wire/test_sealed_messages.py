@@ -206,6 +206,16 @@ def test_server_cannot_change_sender_round_or_size(lie, sender, round, size):
         open_content(forged, sender=sender, call=CALL._replace(round=round))
 
 
+def test_a_carrier_cannot_return_it_to_its_sender():
+    """Both directions have one key, and an answer must not be what was sent."""
+    cipher = unseal(new_lock().close(new_sealed_message()))
+    place = cipher.to.index(RECIPIENT)
+    reflected = replace(cipher, sender=RECIPIENT, to=[SENDER], keys=cipher.keys[place : place + 1])
+    forged = Sealed(reflected, 256, (SENDER,), Origin(RECIPIENT, CALL.round))
+    with pytest.raises(CorruptedFile, match="changed on its way"):
+        open_content(forged, to=SENDER, sender=RECIPIENT)
+
+
 def test_sealed_message_is_bound_to_sender_and_round():
     with pytest.raises(ComityError, match="another round"):
         open_content(new_lock().close(new_sealed_message()), call=CALL._replace(round=4))

@@ -132,7 +132,10 @@ class Mean:
     """A mean representation in a message; in a party's state, the consensus mean."""
 
     z: Tensor = describe(Content("the average of what the model makes of all records", "means"))
-    kappa: Tried | None = None
+    kappa: Tried | None = describe(
+        Content("a constant of the method that is the same for all parties", "", "nothing"),
+        default=None,
+    )
     """The value from a pilot; None if there was none yet."""
 
 

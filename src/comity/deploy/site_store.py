@@ -94,6 +94,7 @@ class States:
         serial = 1 + max(serials, default=-1)
         saved = write_state(self._folder, f"party-{party}-{serial}.safetensors", party, blob)
         flush_to_disk(self._folder / saved.file)
+        flush_to_disk(self._folder)  # the file's name
         self._saved.pop(version, None)  # a repeated call moves to the end of the order
         self._saved[version] = saved
         self._digests[version] = _digest(blob)
