@@ -87,6 +87,10 @@ def _run(run: RunAudit) -> str:
     if run.canaries:
         sentence = run.canaries.sentence
         parts.append(_blocks([Text(sentence, "plain" if run.canaries.power else "missing")]))
+    parts += [
+        _blocks([Text(check.sentence, "missing" if check.verdict == "no power" else "plain")])
+        for check in run.checks
+    ]
     parts += [_blocks([Text(attack.sentence, "missing")]) for attack in run.untried]
     return "".join(parts) or _blocks([Text(NO_ATTACK, "missing")])
 
