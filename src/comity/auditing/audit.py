@@ -16,6 +16,7 @@ from comity.auditing.account_check import check_account
 from comity.auditing.canaries import CanaryResult
 from comity.auditing.chance import RATES
 from comity.auditing.decoding import attack_by_decoder
+from comity.auditing.decoding_means import attack_few_means
 from comity.auditing.finding import Check, Finding, Outcome, Untried
 from comity.auditing.inverting import attack_by_inversion
 from comity.auditing.membership_gradients import attack_gradients
@@ -48,6 +49,7 @@ ATTACKS: dict[Attack, str] = {
     attack_weights: "weights",
     attack_gradients: "gradients",
     attack_by_decoder: "representations",
+    attack_few_means: "means",
     attack_by_inversion: "gradients",
 }
 """The attacks, each with the kind of values that it uses (of `core.algorithm.LEAVES`)."""
