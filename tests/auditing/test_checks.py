@@ -103,8 +103,8 @@ def test_results_are_on_the_screen_in_the_file_and_on_the_page(tmp_path: Path) -
     page = (tmp_path / "run" / "audit.html").read_text(encoding="utf-8")
     assert all(sentence in page for sentence in sentences)
     rows = {row[1]: row[2] for row in result.rows()}
-    assert rows["noise in messages"].endswith("of the declared noise: right")
-    assert rows["account"].endswith(": right")
+    assert rows["noise in messages"].endswith("), right")
+    assert rows["account"].endswith(", right")
     disclosed, _ = disclose(tmp_path / "run", "p0")
     assert sentences[1] in disclosed.read_text(encoding="utf-8")
 

@@ -59,7 +59,8 @@ def check_account(view: View) -> Check | Untried | None:
         "recomputed": _plain(again),
         "replies_without_row": missing,
     }
-    measured, expected = f"epsilon {_text(again)} of {party}", f"{_text(claimed)} or less"
+    measured = f"epsilon {_text(again)}"
+    expected = f"{_text(claimed)} or less, which is claimed for {party}"
     how = "Recomputed from privacy.csv by dp-accounting alone."
     if wrong:
         text = f"{how} The run claims less than its own releases add up to."

@@ -172,7 +172,7 @@ class RunAudit:
                 [self.name, "canaries", "", "", "", "", claimed, epsilon_text, accuracy, size_sent]
             )
         for check in self.checks:
-            result = f"{check.measured}: {check.verdict}"
+            result = f"{check.measured}, {check.verdict}"
             rows.append(
                 [self.name, check.name, result, "", "", "", claimed, "", accuracy, size_sent]
             )

@@ -73,7 +73,8 @@ READING = (
     " nothing of what was sent. at 1%, 0.1%: of those that were trained on, how many are found"
     " where so many of the others are taken for such. *: no power, as intervals do not exclude"
     " guessing. ε shown: the least epsilon of a record that explains the success, at 95% for all"
-    " attacks of a run together; 0 says nothing."
+    " attacks of a run together; 0 says nothing. noise in messages, account: checks of what a run"
+    " declares, with what was measured and whether that is right."
 )
 
 

@@ -13,7 +13,6 @@ possible to its own gradient. The noise along the w_j is independent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -30,7 +29,7 @@ from comity.base.record import Params
 from comity.base.samples import Samples
 from comity.training.descent import train
 from comity.training.dp_sgd import NoScratch, per_record
-from comity.training.requests import FitRequest, Fitted, Private
+from comity.training.requests import FitRequest, Private
 from comity.training.settings import Training
 from comity.training.task import Batch
 
@@ -55,10 +54,9 @@ MOVE = 1e-3
 """How far the noise of all steps moves a weight, in units of the weights. The learning rate is
 chosen for that: gradients stay what they are at the first step, and rounding does not matter.
 """
-Trainer = Callable[[FitRequest[Any]], Fitted]
 
 
-def attack_private_training(view: View, trainer: Trainer = train) -> CanaryResult | Untried | None:
+def attack_private_training(view: View) -> CanaryResult | Untried | None:
     """Attack private training with canaries; None if the run claims nothing for a record."""
     if view.claimed is None or view.unit != "record":
         return None
@@ -90,7 +88,7 @@ def attack_private_training(view: View, trainer: Trainer = train) -> CanaryResul
     key = view.key.fold(ATTACK)
     planted = plant(request, steps, size, rows[0].sensitivity, effort.canaries, key)
     return attack(
-        mechanism(planted, request, steps, rows[0].noise, key, trainer),
+        mechanism(planted, request, steps, rows[0].noise, key),
         view.claimed,
         view.delta,
         steps,
@@ -274,7 +272,6 @@ def mechanism(
     steps: Steps,
     noise: float,
     key: Key,
-    trainer: Trainer = train,
 ) -> Mechanism:
     """The requested training as a mechanism that makes all `steps` of the claim at once.
 
@@ -295,7 +292,7 @@ def mechanism(
         def observe(present: Tensor) -> Tensor:
             indices = present.nonzero()[:, 0]
             samples = _joined(planted.others, canaries.take(indices))
-            trained = trainer(
+            trained = train(
                 replace(
                     request,
                     samples=samples,
