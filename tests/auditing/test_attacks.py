@@ -74,6 +74,18 @@ def test_decoder_attack_on_rows_has_power() -> None:
     assert result.figures["squared_error"] < result.figures["squared_error_of_a_mean_picture"]
 
 
+def test_rows_of_the_same_round_decode_better_than_first_weights() -> None:
+    """After three epochs at a large learning rate first weights have little in common with the
+    encoders, but the colluder's own encoder has.
+    """
+    result = attack_run("adcol", lr=0.1, epochs=3)
+    by_weights = finding(result, "decoder, first weights")
+    by_rows = finding(result, "decoder, rows of the same round")
+    assert by_rows.low > by_weights.high
+    assert by_rows.prior == by_weights.prior
+    assert by_rows.figures["samples"] == by_weights.figures["samples"]
+
+
 def test_attacks_on_noisy_rows_have_no_power() -> None:
     noisy = attack_run("adcol(noise=lap_l1,epsilon=0.1)")
     for attack in ("membership: rows, first weights", "membership: rows, colluder's model"):
@@ -88,6 +100,7 @@ def test_with_own_initial_weights_only_the_colluder_attacks() -> None:
     assert {item.attack for item in attack_run("adcol", init="own").findings} == {
         "membership: rows, colluder's model",
         "decoder, colluder's model",
+        "decoder, rows of the same round",
     }
 
 
@@ -115,6 +128,30 @@ def test_membership_attack_on_class_means_has_power() -> None:
 
 def test_secret_means_are_not_attacked() -> None:
     assert not attack_run("relay(secret=1.0)").findings
+
+
+SCATTERED: dict[str, Any] = {
+    "parties": 10,
+    "partition": "dirichlet(0.3)",
+    "seed": 3,
+    "model": "mlp2",
+}
+
+
+def test_means_of_two_or_three_samples_name_them() -> None:
+    result = attack_run("relay", **SCATTERED)
+    by_weights = finding(result, "decoder: class means of few samples, first weights")
+    assert by_weights.power
+    assert by_weights.success > 0.5
+    assert by_weights.prior < 0.01
+    assert by_weights.figures["cosine"] > 0.95
+    parties = View(result.folder).job.parties
+    counts = [int((party.data.train.y == c).sum()) for party in parties for c in range(10)]
+    assert by_weights.figures["means"] == sum(count in (2, 3) for count in counts)
+
+
+def test_means_of_many_samples_name_none() -> None:
+    assert not [item for item in attack_run("relay").findings if "few samples" in item.attack]
 
 
 # --- weights and updates

@@ -64,7 +64,7 @@ def test_one_table_of_all_runs(
         "bytes",
     ]
     methods = [line.split()[0] for line in lines[2:] if line.endswith("B")]
-    assert methods == ["adcol"] * 4 + ["fedavg"] * 3 + ["solo"]
+    assert methods == ["adcol"] * 5 + ["fedavg"] * 3 + ["solo"]
     assert "0.500" in out
     assert "One that fails shows nothing" in out
     assert f"{runs / 'other'} has no recorded messages, and is left out." in err.replace("\n", " ")

@@ -12,16 +12,19 @@ from typing import Any
 
 import torch
 
+from comity.auditing.account_check import check_account
 from comity.auditing.canaries import CanaryResult
 from comity.auditing.chance import RATES
 from comity.auditing.decoding import attack_by_decoder
-from comity.auditing.finding import Finding, Outcome, Untried
+from comity.auditing.decoding_means import attack_few_means
+from comity.auditing.finding import Check, Finding, Outcome, Untried
 from comity.auditing.inverting import attack_by_inversion
 from comity.auditing.membership_gradients import attack_gradients
 from comity.auditing.membership_means import attack_means
 from comity.auditing.membership_rows import attack_rows
 from comity.auditing.membership_updates import attack_updates
 from comity.auditing.membership_weights import attack_weights
+from comity.auditing.noise_check import check_noise
 from comity.auditing.pictures import sheet
 from comity.auditing.private_training import attack_private_training
 from comity.auditing.unprotected import attack_samples
@@ -47,6 +50,7 @@ ATTACKS: dict[Attack, str] = {
     attack_weights: "weights",
     attack_gradients: "gradients",
     attack_by_decoder: "representations",
+    attack_few_means: "means",
     attack_by_inversion: "gradients",
 }
 """The attacks, each with the kind of values that it uses (of `core.algorithm.LEAVES`)."""
@@ -90,6 +94,8 @@ class RunAudit:
     untried: tuple[Untried, ...]
     canaries: CanaryResult | None
     """What canaries show about private training, if there was some."""
+    checks: tuple[Check, ...]
+    """Comparisons of what the run declares about its privacy with what it did."""
     pictures: dict[str, bytes]
     """PNG files, by attack."""
 
@@ -103,7 +109,7 @@ class RunAudit:
     @property
     def sentences(self) -> list[str]:
         """The results, one sentence each."""
-        results = (*self.findings, self.canaries, *self.untried)
+        results = (*self.findings, self.canaries, *self.checks, *self.untried)
         sentences = [result.sentence for result in results if result]
         if not sentences:
             sentences.append(NO_ATTACK)
@@ -115,6 +121,11 @@ class RunAudit:
                 f" {epsilon:.2f}."
             )
             sentences.insert(0, refuted)
+        for check in self.checks:
+            if check.verdict == "wrong":
+                sentences.insert(
+                    0, f"What the run declares is wrong: {check.name} ({check.measured})."
+                )
         return [f"{self.name}: {text}" for text in sentences]
 
     def plain(self) -> dict[str, Any]:
@@ -130,6 +141,7 @@ class RunAudit:
             "delta": self.delta,
             "attacks": [finding.plain() for finding in self.findings],
             "canaries": None if self.canaries is None else asdict(self.canaries),
+            "checks": [check.plain() for check in self.checks],
             "untried": [{"attack": attack.attack, "why": attack.why} for attack in self.untried],
             "says": self.sentences,
         }
@@ -159,6 +171,11 @@ class RunAudit:
             epsilon_text = "no power *" if epsilon is None else f"{epsilon:.2f}"
             rows.append(
                 [self.name, "canaries", "", "", "", "", claimed, epsilon_text, accuracy, size_sent]
+            )
+        for check in self.checks:
+            result = f"{check.measured}, {check.verdict}"
+            rows.append(
+                [self.name, check.name, result, "", "", "", claimed, "", accuracy, size_sent]
             )
         return rows or [[self.name, "none", "", "", "", "", claimed, "", accuracy, size_sent]]
 
@@ -239,6 +256,7 @@ def audit_run(
     torch.set_num_threads(1)  # bitwise reproducible, as in a run
     try:
         canaries = attack_private_training(view)
+        checks = (check_noise(view), check_account(view))
         by_kind = [(kind, outcome) for attack, kind in ATTACKS.items() for outcome in attack(view)]
     finally:
         torch.set_num_threads(threads)
@@ -261,8 +279,11 @@ def audit_run(
         view.unit,
         view.delta,
         findings,
-        tuple(outcome for outcome in (canaries, *outcomes) if isinstance(outcome, Untried)),
+        tuple(
+            outcome for outcome in (canaries, *checks, *outcomes) if isinstance(outcome, Untried)
+        ),
         canaries if isinstance(canaries, CanaryResult) else None,
+        tuple(check for check in checks if isinstance(check, Check)),
         {attack: png for attack, png in sheets.items() if png is not None},
     )
 

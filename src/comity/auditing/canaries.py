@@ -1,12 +1,15 @@
 """A lower bound on the epsilon of private training, by an attack with canaries (white box).
 
-A mechanism gets the gradients of a batch's samples, one in each row, and returns their noisy
-clipped mean. Some of the rows are canaries: their gradient is zero except in one coordinate of
-their own (Dirac), and so long that it is clipped. A random half of them, drawn anew in each trial,
-is set to zero, as if it were not there. The attacker sees the result of each step and looks at the
-canaries' coordinates. Its success bounds epsilon from below: a mechanism that claims less is broken
-(Jagielski et al. 2020). If each step uses all samples, the claim is that of Gaussian noise, whose
-error rates are known at every threshold. The bound is then much tighter (Nasr et al. 2023).
+A mechanism trains on a batch's samples and adds noise. Some of the samples are canaries, whose
+clipped gradients the attacker knows. A random half of them, drawn anew in each trial, takes part.
+The attacker sees the result, and for each canary looks at one number: the result along a direction
+of the canary's own, without the contributions of all other samples, which it knows.
+
+If the mechanism is what it claims to be, this number is normal: its mean is the canary's length if
+the canary takes part in every step (`rate` of that if batches are sampled), and 0 if it is absent;
+its standard deviation is that of the noise. The distance of the two means, in standard deviations,
+therefore bounds the noise from above and epsilon from below. A claim of less is refuted (Jagielski
+et al. 2020; Nasr et al. 2023 for the Gaussian bound).
 
 An attack that detects nothing shows nothing. Therefore the same attack is made on the mechanism
 with a tenth of its noise, which is certainly broken. If the attack does not detect that, it has no
@@ -16,39 +19,36 @@ power, and only this is reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from scipy.stats import norm
+from scipy.optimize import brentq
+from scipy.stats import chi2, nct, norm
 from torch import Tensor
 
-from comity.auditing.chance import share
-from comity.base.record import Params
+from comity.core.release import Release
 from comity.privacy.accounting import gaussian_delta
-from comity.training.task import Batch, LearningTask
+from comity.privacy.composition import epsilon as composed_epsilon
 
-Step = Callable[[Tensor], Tensor]
-"""Maps the gradients of n samples (n, d) to their noisy clipped mean (d). Each call draws new
-noise.
-"""
-Outcomes = tuple[int, int]
-"""The number of successes, and the number of trials."""
-Mechanism = Callable[[float], Step]
-"""Maps a factor to the step with its noise multiplied by that factor; 1 is the step of the run."""
+Observe = Callable[[Tensor], Tensor]
+"""Trains once, with new noise. Maps which canaries take part to a number for each canary."""
+Mechanism = Callable[[float], Observe]
+"""Maps a factor to the mechanism with its noise multiplied by that factor; 1 is that of the run."""
 
-TRIALS = 4000
 CANARIES = 50
-"""The number of canaries in one trial."""
+"""The largest number of canaries."""
 BROKEN = 0.1
 LEVEL = 0.002
 """The largest chance that a correct mechanism is refuted. It is small, because an audit with a
 false alarm in one of twenty runs would not be trusted.
 """
-LENGTH = 1e4
-"""The length of a canary's gradient before clipping."""
 MOST = 100.0
 """The largest epsilon that is reported."""
+LEAST_NOISE = 0.2
+"""The smallest noise multiplier that epsilon is computed for if batches are sampled: less takes
+long, and epsilon is far above any claim already.
+"""
 
 
 @dataclass(frozen=True)
@@ -88,107 +88,101 @@ class CanaryResult:
         )
 
 
+@dataclass(frozen=True)
+class Steps:
+    """How the steps of the claim use a sample: with which chance, and how many steps there are."""
+
+    rate: float = 1.0
+    count: int = 1
+
+
 def attack(
     mechanism: Mechanism,
-    gradients: Tensor,
     claimed: float,
     delta: float,
+    steps: Steps,
     *,
-    steps: int = 1,
-    whole: bool = False,
-    trials: int = TRIALS,
+    trainings: int,
+    canaries: int = CANARIES,
 ) -> CanaryResult:
     """Attack a mechanism with canaries, with its own noise and with a tenth of it.
 
     Arguments:
         mechanism: the mechanism to attack
-        gradients: the gradients of the other samples
-        claimed: the epsilon, at `delta`, of adding or removing a sample over all steps
+        claimed: the epsilon, at `delta`, of a sample over all steps
         delta: the delta of the claim
-        steps: how many steps an attack sees
-        whole: whether each step uses all samples, so that the claim is that of Gaussian noise
-        trials: the number of trials with a canary, and of trials without it
+        steps: the steps of the claim
+        trainings: how often the mechanism is run with each noise
+        canaries: the number of canaries, half of which take part in each training
     """
-    broken = least_epsilon(mechanism(BROKEN), gradients, delta, steps, whole, trials)
+    broken = least_epsilon(mechanism(BROKEN), delta, steps, trainings, canaries)
     if broken <= claimed:
         return CanaryResult(claimed, delta, None, broken)
-    return CanaryResult(
-        claimed,
-        delta,
-        least_epsilon(mechanism(1.0), gradients, delta, steps, whole, trials),
-        broken,
-    )
+    epsilon = least_epsilon(mechanism(1.0), delta, steps, trainings, canaries)
+    return CanaryResult(claimed, delta, epsilon, broken)
 
 
 def least_epsilon(
-    step: Step, gradients: Tensor, delta: float, steps: int, whole: bool, trials: int
+    observe: Observe, delta: float, steps: Steps, trainings: int, canaries: int = CANARIES
 ) -> float:
-    """A lower bound on epsilon, at 99.8%, from trials with and without a canary.
+    """A lower bound on epsilon, at 99.8%, from canaries that take part and canaries that do not."""
+    present, absent = _run_trials(observe, trainings, canaries)
+    if steps.rate >= 1:
+        return gaussian_bound(present, absent, delta)
+    return sampled_bound(present, absent, delta, steps)
 
-    The threshold is chosen on the first half of the trials, and the bound computed on the second.
+
+def _run_trials(observe: Observe, trainings: int, canaries: int) -> tuple[Tensor, Tensor]:
+    """The numbers of canaries that took part, and of those that did not.
+
+    Each canary has a direction of its own, in which the noise is claimed to be independent, so that
+    many are tried at once.
     """
-    present, absent = _run_trials(step, gradients, steps, trials)
-    halves = [(part[: len(part) // 2], part[len(part) // 2 :]) for part in (present, absent)]
-    bound = _gaussian_bound if whole else _general_bound
-    first, second = ([half[k] for half in halves] for k in (0, 1))
-    values = torch.cat(first).quantile(torch.linspace(0.005, 0.995, 199)).tolist()
-    threshold = max(values, key=lambda value: bound(*_count_above(first, value), delta))
-    return bound(*_count_above(second, threshold), delta)
-
-
-def _count_above(parts: Sequence[Tensor], threshold: float) -> tuple[Outcomes, Outcomes]:
-    """How many values with a canary, and without it, are above a threshold, and of how many."""
-    present, absent = ((int((part > threshold).sum()), len(part)) for part in parts)
-    return present, absent
-
-
-def _run_trials(step: Step, gradients: Tensor, steps: int, trials: int) -> tuple[Tensor, Tensor]:
-    """The sums over steps of the results in the canaries' coordinates.
-
-    Returns those of trials with the canary, and those of trials without it. Each canary has a
-    coordinate of its own, in which the noise is claimed to be independent, so that many are tried
-    at once.
-    """
-    n, d = gradients.shape
-    others = torch.cat([gradients, gradients.new_zeros(n, CANARIES)], 1)
     source = torch.Generator().manual_seed(0)
     with_canary: list[Tensor] = []
     without: list[Tensor] = []
-    for _ in range(-(-2 * trials // CANARIES)):
-        present = torch.rand(CANARIES, generator=source) < 0.5
-        canaries = torch.cat(
-            [gradients.new_zeros(CANARIES, d), LENGTH * torch.diag(present.to(gradients))], 1
-        )
-        rows = torch.cat([others, canaries])
-        sums = torch.stack([step(rows)[d:] for _ in range(steps)]).sum(0)
-        with_canary.append(sums[present])
-        without.append(sums[~present])
+    for _ in range(trainings):
+        present = torch.zeros(canaries, dtype=torch.bool)
+        present[torch.randperm(canaries, generator=source)[: canaries // 2]] = True
+        values = observe(present).double()
+        with_canary.append(values[present])
+        without.append(values[~present])
     return torch.cat(with_canary), torch.cat(without)
 
 
-def _general_bound(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
-    """A lower bound on epsilon from true positives (`hits`) and false positives (`alarms`).
+def gaussian_bound(present: Tensor, absent: Tensor, delta: float) -> float:
+    """A lower bound on epsilon if each step uses all samples, from the difference of two means.
 
-    An (epsilon, delta) mechanism has hits <= e^epsilon alarms + delta, and the same holds for true
-    and false negatives. Each share has a two-sided interval at LEVEL, of which one side is used:
-    together they miss in at most LEVEL of all cases.
+    Student's statistic of the two groups has a noncentral t distribution, whose parameter is the
+    distance of the means in standard deviations. Its lower confidence limit is exact.
     """
-    hit, alarm = share(*hits, LEVEL).low, share(*alarms, LEVEL).high
-    pairs = [
-        (larger, smaller)
-        for larger, smaller in ((hit, alarm), (1 - alarm, 1 - hit))
-        if larger > delta
-    ]
-    return max([0.0, *(math.log((larger - delta) / smaller) for larger, smaller in pairs)])
-
-
-def _gaussian_bound(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
-    """A lower bound on epsilon, if the mechanism adds Gaussian noise to the sum of all samples."""
-    hit, alarm = share(*hits, LEVEL).low, share(*alarms, LEVEL).high
-    if not 0 < hit <= 1 or not 0 < alarm < 1:
+    n, m = len(present), len(absent)
+    freedom = n + m - 2
+    squares = (present - present.mean()).square().sum() + (absent - absent.mean()).square().sum()
+    scale = math.sqrt(n * m / (n + m))
+    difference = float(present.mean() - absent.mean())
+    if difference <= 0:
         return 0.0
-    # The canary's length in standard deviations of the noise.
-    apart = float(norm.ppf(hit) - norm.ppf(alarm))
+    if not squares:
+        return MOST
+    t = difference * scale / math.sqrt(float(squares) / freedom)
+    if nct.sf(t, freedom, 0.0) > LEVEL:
+        return 0.0
+    # The limit lies between 0 and a little above t. The distribution is known there for large t,
+    # too, by its normal approximation.
+    width = math.sqrt(1 + t * t / (2 * freedom))
+    low = max(0.0, t - 10 * width)
+    exact = freedom < 10_000 and t < 30
+    limit = (
+        float(brentq(lambda shift: nct.sf(t, freedom, shift) - LEVEL, low, t + width))
+        if exact
+        else t - float(norm.isf(LEVEL)) * width
+    )
+    return _gaussian_epsilon(max(0.0, limit) / scale, delta)
+
+
+def _gaussian_epsilon(apart: float, delta: float) -> float:
+    """Epsilon of Gaussian noise, if a sample moves the mean by `apart` standard deviations."""
     if apart <= 0:
         return 0.0
     low, high = 0.0, MOST
@@ -198,8 +192,21 @@ def _gaussian_bound(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
     return low
 
 
-def row_loss(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
-    """A loss whose gradient of a sample is the sample itself, so that a trainer gets gradients as
-    its samples.
+def sampled_bound(present: Tensor, absent: Tensor, delta: float, steps: Steps) -> float:
+    """A lower bound on epsilon if batches are Poisson samples.
+
+    The mean of a canary that takes part is `rate` times the number of steps. Without the canary
+    there is noise only. Their ratio bounds the noise of a step from above, and epsilon is that of
+    this noise with the claimed sampling. Half of the error level goes to the difference of the
+    means, half to the standard deviation.
     """
-    return (batch.x @ theta["w"]).mean()
+    n, m = len(present), len(absent)
+    difference = float(present.mean() - absent.mean())
+    error = math.sqrt(float(present.var()) / n + float(absent.var()) / m)
+    shift = difference - float(norm.isf(LEVEL / 2)) * error
+    if shift <= 0:
+        return 0.0
+    spread = math.sqrt(float(absent.var()) * (m - 1) / float(chi2.ppf(LEVEL / 2, m - 1)))
+    noise = max(LEAST_NOISE, steps.rate * math.sqrt(steps.count) * spread / shift)
+    release = Release("record", "gaussian", 1.0, noise, rate=steps.rate, steps=steps.count)
+    return composed_epsilon({release: 1}, delta)

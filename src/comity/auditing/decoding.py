@@ -3,14 +3,18 @@ representations.
 
 The decoder is a ridge regression, because a larger model would memorise the few samples of one
 party. It is applied to the victim's rows, after these are standardised to the means and spreads of
-the colluder's rows. A row is re-identified if, of all training samples of the victim, the right one
-is closest to the decoded input. Guessing knows the class, and names one of the victim's samples of
-that class.
+the colluder's rows. The colluder's rows come from the common initial weights, from its last model,
+or are those that it sent itself in the round of the victim's rows: after one round its encoder has
+more in common with the victim's than the initial weights have.
+
+The decoder learns from the colluder's samples, and successes are counted on the victim's. A row is
+re-identified if, of all training samples of the victim, the right one is closest to the decoded
+input. Guessing knows the class, and names one of the victim's samples of that class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -20,11 +24,12 @@ from comity.auditing.finding import Outcome, Pictures, Untried, best_and_median,
 from comity.auditing.membership_rows import first_and_last, spread, standardise
 from comity.auditing.nearest_neighbours import nearest
 from comity.auditing.observed import Rows
-from comity.auditing.view import FIRST, LAST, Attacker, View, represent
+from comity.auditing.view import FIRST, LAST, View, represent
 
 ATTACK = "decoder"
-RIDGE = 0.1  # of the mean square of a row
+RIDGE = 0.03  # of the mean square of a row
 MOST = 2000  # the largest number of samples that a decoder learns from
+SAME_ROUND = "rows of the same round"
 HOW = {
     FIRST: (
         "A colluding party learns to invert the weights that all start from, and is given a party's"
@@ -33,12 +38,16 @@ HOW = {
     LAST: (
         "A colluding party learns to invert its own last model, and is given a party's last rows."
     ),
+    SAME_ROUND: (
+        "A colluding party learns to invert its own model from the rows that it sent in the first"
+        " round, and is given those that another party sent in that round."
+    ),
 }
 
 
 def attack_by_decoder(view: View) -> list[Outcome]:
-    """Decode the first rows with the common initial weights, and the last rows with a colluding
-    party's model.
+    """Decode the first rows with the common initial weights and with a colluding party's rows of
+    the same round, and the last rows with its model.
     """
     first, last = first_and_last(view)
     if not first:
@@ -63,15 +72,15 @@ def attack_by_decoder(view: View) -> list[Outcome]:
             ]
         priors += [len(train.y.unique()) / len(train)] * len(train)
         flat = train.x.flatten(1)
-        for attacker in view.attackers(i):
-            guesses = _decode(attacker, first[i] if attacker.first else last[i])
+        for by, decode, z in _decoders(view, i, first, last):
+            guesses = decode(z)
             right = nearest(guesses, flat)[1][:, 0] == torch.arange(len(flat))
-            hits.setdefault(attacker.by, []).append(right)
+            hits.setdefault(by, []).append(right)
             off = (guesses - flat).square().mean(1)
-            blind = (flat - attacker.data.x.flatten(1).mean(0)).square().mean()
-            errors.setdefault(attacker.by, []).append((float(off.mean()), float(blind)))
-            if attacker.by not in pictures:
-                pictures[attacker.by] = _pictures(view, i, train.x, guesses.view_as(train.x), off)
+            blind = (flat - decode.mean).square().mean()
+            errors.setdefault(by, []).append((float(off.mean()), float(blind)))
+            if by not in pictures:
+                pictures[by] = _pictures(view, i, train.x, guesses.view_as(train.x), off)
     prior = sum(priors) / len(priors)
     outcomes: list[Outcome] = []
     for by, hits_by_party in hits.items():
@@ -97,11 +106,33 @@ def attack_by_decoder(view: View) -> list[Outcome]:
     return outcomes
 
 
-def _decode(attacker: Attacker, rows: Rows) -> Tensor:
-    """The attacker's reconstructions of the inputs of rows."""
-    x = attacker.data.x[:MOST]
-    own = represent(attacker, x)
-    return ridge(own, x.flatten(1))(standardise(rows.z) * spread(own) + own.mean(0))
+class Decoder:
+    """A decoder that a party learns from representations of its own samples."""
+
+    def __init__(self, own: Tensor, x: Tensor) -> None:
+        self.mean = x.flatten(1).mean(0)
+        self._own_mean, self._own_spread = own.mean(0), spread(own)
+        self._regression = ridge(own[:MOST], x[:MOST].flatten(1))
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Reconstructions of the inputs of another party's rows."""
+        return self._regression(standardise(z) * self._own_spread + self._own_mean)
+
+
+def _decoders(
+    view: View, i: int, first: Mapping[int, Rows], last: Mapping[int, Rows]
+) -> Iterator[tuple[str, Decoder, Tensor]]:
+    """The decoders that attack a party, each with its name and the rows that it is given."""
+    for attacker in view.attackers(i):
+        rows = first[i] if attacker.first else last[i]
+        own = represent(attacker, attacker.data.x[:MOST])
+        yield attacker.by, Decoder(own, attacker.data.x[:MOST]), rows.z
+    colluder = view.colluder(i)
+    own_rows = None if colluder is None else first.get(colluder)
+    if own_rows and own_rows.round == first[i].round:
+        x = view.party(own_rows.party).data.train.x
+        if len(own_rows.z) == len(x):
+            yield SAME_ROUND, Decoder(own_rows.z, x), first[i].z
 
 
 def ridge(z: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -114,6 +114,34 @@ class Untried:
 
 
 Outcome = Finding | Untried
+Verdict = Literal["right", "wrong", "no power"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A comparison of what a run declares with what it did."""
+
+    name: str
+    measured: str
+    """What was measured, with its interval if it has one."""
+    expected: str
+    """What the run declares, in the same terms."""
+    verdict: Verdict
+    """Whether both agree; "no power" if a grave fault would not be noticed."""
+    why: str
+    """What was compared, and what follows, in sentences."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """The numbers, by name."""
+
+    @property
+    def sentence(self) -> str:
+        """The result in a sentence or two."""
+        text = f"{self.name}: {self.measured}, expected {self.expected}: {self.verdict}."
+        return f"{text} {self.why}"
+
+    def plain(self) -> dict[str, Any]:
+        """The result as audit.json has it."""
+        return asdict(self) | {"says": self.sentence}
 
 
 def membership(

@@ -30,15 +30,21 @@ HOW = {
 }
 
 
-def attack_means(view: View) -> list[Outcome]:
-    """Attack the first means with the common initial weights, and the last means with a colluding
-    party's model.
-    """
+def first_and_last_means(view: View) -> tuple[dict[int, Means], dict[int, Means]]:
+    """By party: the first class means that it sent, and the last."""
     first: dict[int, Means] = {}
     last: dict[int, Means] = {}
     for class_means in means(view):
         first.setdefault(class_means.party, class_means)
         last[class_means.party] = class_means
+    return first, last
+
+
+def attack_means(view: View) -> list[Outcome]:
+    """Attack the first means with the common initial weights, and the last means with a colluding
+    party's model.
+    """
+    first, last = first_and_last_means(view)
     scored: dict[str, list[Scored]] = {}
     for i in sorted(first):
         for attacker in view.attackers(i):

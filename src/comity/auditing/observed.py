@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from comity.auditing.view import View
+from comity.base.call import CallId
 from comity.base.record import Params, is_record
 from comity.runs.recording import RecordedMessage
 from comity.training.task import LearningTask
@@ -23,6 +24,9 @@ control variates.
 class Update(NamedTuple):
     """The weights that a party got, and those that it sent back."""
 
+    call: CallId
+    field: str
+    """The field of the reply that they are in."""
     party: int
     before: Params
     after: Params
@@ -112,7 +116,7 @@ def updates(view: View) -> Iterator[Update]:
             )
             for name in replied.keys() & received.keys() - NO_WEIGHTS:
                 if replied[name].keys() == received[name].keys():
-                    yield Update(message.src, received[name], replied[name])
+                    yield Update(message.call, name, message.src, received[name], replied[name])
 
 
 def last_weights(view: View) -> dict[int, Params]:

@@ -73,7 +73,8 @@ READING = (
     " nothing of what was sent. at 1%, 0.1%: of those that were trained on, how many are found"
     " where so many of the others are taken for such. *: no power, as intervals do not exclude"
     " guessing. ε shown: the least epsilon of a record that explains the success, at 95% for all"
-    " attacks of a run together; 0 says nothing."
+    " attacks of a run together; 0 says nothing. noise in messages, account: checks of what a run"
+    " declares, with what was measured and whether that is right."
 )
 
 
@@ -87,6 +88,10 @@ def _run(run: RunAudit) -> str:
     if run.canaries:
         sentence = run.canaries.sentence
         parts.append(_blocks([Text(sentence, "plain" if run.canaries.power else "missing")]))
+    parts += [
+        _blocks([Text(check.sentence, "missing" if check.verdict == "no power" else "plain")])
+        for check in run.checks
+    ]
     parts += [_blocks([Text(attack.sentence, "missing")]) for attack in run.untried]
     return "".join(parts) or _blocks([Text(NO_ATTACK, "missing")])
 

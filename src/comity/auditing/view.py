@@ -155,14 +155,18 @@ class View:
             member,
         )
 
+    def colluder(self, i: int) -> int | None:
+        """The party that colludes against a party: the largest other one; None if there is none."""
+        others = [j for j in self.parties if j != i]
+        return max(others, key=lambda j: len(self.party(j).data.train), default=None)
+
     def attackers(self, i: int) -> list[Attacker]:
         """The attackers of a party: the largest other party, with the common initial weights (if
         there are such) and with its own trained model.
         """
-        others = [j for j in self.parties if j != i]
-        if not others:
+        c = self.colluder(i)
+        if c is None:
             return []
-        c = max(others, key=lambda j: len(self.party(j).data.train))
         who, data = self.party(c).name, self.party(c).data.train
         attackers = [Attacker(who, *self._deployed(c), data, first=False)]
         if (

@@ -498,6 +498,8 @@ def _attacks_section(source: Source) -> Section:
         section.say(
             _describe_canaries(canaries["epsilon"], canaries["claimed"], canaries["broken"])
         )
+    for check in audit.get("checks", ()):  # audits of earlier versions have none
+        section.say(check["says"])
     for attack in audit["untried"]:
         section.say(f"Not tried: {attack['attack']}, as {attack['why']}.")
     section.say(
