@@ -24,7 +24,7 @@ class Mutant(NamedTuple):
 
 ACCOUNT = "tests/privacy/test_account_faults.py"
 PRIVACY = "tests/privacy/test_privacy.py"
-MEANS = "tests/privacy/test_hidden_means.py"
+MEANS = "tests/privacy/test_noisy_class_means.py"
 HOSTS = "tests/privacy/test_private_hosts.py"
 SECURE = "tests/privacy/test_secure_aggregation.py"
 SECURE_ATTACKS = "tests/adversary/test_secure_aggregation_attacks.py"
@@ -36,7 +36,7 @@ GROUPS = "tests/adversary/test_group_size_attacks.py"
 EVALUATION = "tests/adversary/test_evaluation_attacks.py"
 FILES = "tests/adversary/test_files.py"
 POLICY = "tests/deploy/test_policy.py"
-LEAVING = "tests/deploy/test_sites_leaving.py"
+LEAVING = "tests/deploy/test_runs_under_default_policy.py"
 RESTARTS = "tests/deploy/test_sites_restarts.py"
 EXCHANGE = "tests/deploy/test_key_exchange.py"
 VALIDATE = "tests/core/test_validate.py"
@@ -58,14 +58,14 @@ NOISE_AND_CLIPPING = [
         "comity/training/dp_sgd.py",
         "share = scale * clip / norms.clamp(min=clip)",
         "share = scale * torch.ones_like(norms)",
-        f"{ACCOUNT}::test_one_record_moves_a_step_by_no_more_than_declared",
+        f"{ACCOUNT}::test_sensitivity_of_a_step_is_bounded",
     ),
     Mutant(
         "the norm of a record's gradient leaves out the bias",
         "comity/training/dp_sgd.py",
         "outputs * inputs if bias is None else torch.addcmul(outputs, outputs, inputs)",
         "outputs * inputs",
-        f"{ACCOUNT}::test_clipped_gradients_are_those_of_a_loop_over_records",
+        f"{ACCOUNT}::test_clipped_gradients_equal_a_loop_over_records",
     ),
     Mutant(
         "a record whose gradient overflows ruins the sum of the others",
@@ -77,9 +77,9 @@ NOISE_AND_CLIPPING = [
     Mutant(
         "a record is sampled twice as often as declared",
         "comity/training/dp_sgd.py",
-        "            < rate\n",
-        "            < 2 * rate\n",
-        f"{ACCOUNT}::test_2_batches_are_what_they_are_accounted_for",
+        "units]) < rate\n",
+        "units]) < 2 * rate\n",
+        f"{ACCOUNT}::test_2_batches_are_poisson_samples",
     ),
     Mutant(
         "a loss that couples the records of a batch is trained privately",
@@ -93,7 +93,7 @@ NOISE_AND_CLIPPING = [
         "comity/algorithms/dp.py",
         "value * (most / size.clamp(min=most))",
         "value * (size / size)",
-        f"{HOSTS}::test_a_partys_change_is_clipped_and_the_mean_noised",
+        f"{HOSTS}::test_party_level_clips_updates_and_adds_noise_to_the_mean",
     ),
     Mutant(
         "a mean of fewer parties has the noise of all (+dp, level=party)",
@@ -107,14 +107,14 @@ NOISE_AND_CLIPPING = [
         "comity/components/hidden_means.py",
         "release(how.level, how.clip, how.noise, classes).noise",
         "how.noise",
-        f"{MEANS}::test_noise_is_what_is_declared",
+        f"{MEANS}::test_noise_has_the_declared_scale",
     ),
     Mutant(
         "rows are not clipped before they are averaged (+ldp)",
         "comity/components/hidden_means.py",
         "return z * (most / size.clamp(min=most))",
         "return z",
-        f"{MEANS}::test_a_row_moves_sums_and_counts_by_no_more_than_is_declared",
+        f"{MEANS}::test_sensitivity_of_sums_and_counts_to_a_row",
     ),
     Mutant(
         "rows are not bounded before noise (lap_l1, gauss_l2)",
@@ -142,7 +142,7 @@ NOISE_AND_CLIPPING = [
         "comity/algorithms/dp.py",
         "return replace(party, data=hide_samples(party.data), private=how)",
         "return replace(party, private=how)",
-        f"{HOSTS}::test_what_goes_around_the_trainer_is_refused_and_not_ignored",
+        f"{HOSTS}::test_method_that_bypasses_dp_sgd_is_refused",
     ),
 ]
 
@@ -157,23 +157,23 @@ DECLARED_NOISE = [
     Mutant(
         "DP-SGD declares half of its sampling rate",
         "comity/algorithms/dp.py",
-        "rate=min(1.0, h.batch / n)",
-        "rate=min(1.0, h.batch / n) / 2",
-        f"{HOSTS}::test_a_budget_finds_the_noise_and_is_kept_to",
+        "rate=sampling.rate,",
+        "rate=sampling.rate / 2,",
+        f"{HOSTS}::test_noise_is_solved_from_a_budget",
     ),
     Mutant(
         "DP-SGD declares one step instead of all",
         "comity/algorithms/dp.py",
-        "steps=h.steps_for(n)",
-        "steps=1",
-        f"{HOSTS}::test_a_budget_finds_the_noise_and_is_kept_to",
+        "steps=sampling.steps,",
+        "steps=1,",
+        f"{HOSTS}::test_noise_is_solved_from_a_budget",
     ),
     Mutant(
         "more trainings than declared are not noticed (+dp)",
         "comity/algorithms/dp.py",
         "if sorted(trainings) != declared:",
         "if not sorted(trainings):",
-        f"{HOSTS}::test_what_goes_around_the_trainer_is_refused_and_not_ignored",
+        f"{HOSTS}::test_method_that_bypasses_dp_sgd_is_refused",
     ),
     Mutant(
         "the mean of all parties' models declares half of its sensitivity",
@@ -194,55 +194,55 @@ DECLARED_NOISE = [
         "comity/components/hidden_means.py",
         "change = math.sqrt(2) * clip",
         "change = clip",
-        f"{MEANS}::test_a_row_moves_sums_and_counts_by_no_more_than_is_declared",
+        f"{MEANS}::test_sensitivity_of_sums_and_counts_to_a_row",
     ),
     Mutant(
         "class means declare the sensitivity of one class (level=party)",
         "comity/components/hidden_means.py",
         "change = 2 * clip * math.sqrt(classes)",
         "change = 2 * clip",
-        f"{MEANS}::test_what_is_declared_is_reached_and_no_number_goes_beyond_it",
+        f"{MEANS}::test_sensitivity_is_tight_and_holds_for_values_that_are_not_finite",
     ),
     Mutant(
         "class means declare twice their noise (+ldp)",
         "comity/algorithms/ldp.py",
         "release(self.method.level, self.method.clip, self.method.sigma, asked",
         "release(self.method.level, self.method.clip, 2 * self.method.sigma, asked",
-        f"{MEANS}::test_a_row_a_record_behind_private_training_or_a_party",
+        f"{MEANS}::test_unit_of_protection_is_row_record_or_party",
     ),
     Mutant(
         "means that no method declares leave with noise of another class count (+ldp)",
         "comity/algorithms/ldp.py",
         "if reply is not None and class_counts != declared:",
         "if reply is not None and not class_counts:",
-        f"{MEANS}::test_what_goes_around_the_noise_is_refused",
+        f"{MEANS}::test_method_that_bypasses_the_noise_is_refused",
     ),
     Mutant(
         "rows declare twice their Laplace noise",
         "comity/privacy/options.py",
         'Release("row", "laplace", sensitivity, 1 / self.epsilon, "replaced")',
         'Release("row", "laplace", sensitivity, 2 / self.epsilon, "replaced")',
-        f"{PRIVACY}::test_b12_epsilon_adds_up_over_rounds_and_is_said_to_be_a_rows",
+        f"{PRIVACY}::test_b12_epsilon_of_a_row_adds_up_over_rounds",
     ),
     Mutant(
         "rows declare twice their Gaussian noise",
         "comity/privacy/options.py",
         'Release("row", "gaussian", 1.0, sigma, "replaced")',
         'Release("row", "gaussian", 1.0, 2 * sigma, "replaced")',
-        f"{MEANS}::test_a_row_a_record_behind_private_training_or_a_party",
+        f"{MEANS}::test_unit_of_protection_is_row_record_or_party",
     ),
     Mutant(
         "the paper's rows declare a sensitivity of 1",
         "comity/privacy/options.py",
         'sensitivity = float(width) if self.noise == "paper" else 1.0',
         "sensitivity = 1.0",
-        f"{PRIVACY}::test_the_papers_rows_can_differ_by_their_width",
+        f"{PRIVACY}::test_sensitivity_of_the_rows_of_the_paper_is_their_width",
     ),
     Mutant(
         "a discriminator that is trained at the server declares twice its noise",
         "comity/privacy/options.py",
-        "self.method.disc_noise * self.method.disc_clip,\n",
-        "2 * self.method.disc_noise * self.method.disc_clip,\n",
+        "noise = self.method.disc_noise * self.method.disc_clip\n",
+        "noise = 2 * self.method.disc_noise * self.method.disc_clip\n",
         f"{PRIVACY}::test_b12_dp_sgd_on_the_discriminator_is_accounted_for",
     ),
     Mutant(
@@ -250,14 +250,14 @@ DECLARED_NOISE = [
         "comity/privacy/account.py",
         "if declared.get(name) is None:",
         'if name == "":',
-        f"{ACCOUNT}::test_a_field_that_nobody_declares_is_caught",
+        f"{ACCOUNT}::test_undeclared_field_of_a_reply_gives_no_guarantee",
     ),
     Mutant(
         "a party with values that left without noise has a finite epsilon",
         "comity/privacy/account.py",
         "math.inf if party in parties_without else epsilon(history[party], budget.delta)",
         "epsilon(history.get(party, {}), budget.delta)",
-        f"{ACCOUNT}::test_4_weights_beside_noisy_rows_leave_nothing_guaranteed",
+        f"{ACCOUNT}::test_4_weights_without_noise_beside_noisy_rows_give_no_guarantee",
     ),
 ]
 
@@ -267,42 +267,42 @@ COMPOSITION = [
         "comity/privacy/composition.py",
         "SelfComposedDpEvent(_event(release), release.steps * count)",
         "SelfComposedDpEvent(_event(release), release.steps)",
-        f"{ACCOUNT}::test_renyi_accounts_are_never_below_distributions",
+        f"{ACCOUNT}::test_renyi_accountant_is_an_upper_bound",
     ),
     Mutant(
         "epsilon counts one step of each training (distributions)",
         "comity/privacy/composition.py",
         "SelfComposedDpEvent(_event(release), release.steps * count)",
         "SelfComposedDpEvent(_event(release), count)",
-        f"{ACCOUNT}::test_renyi_accounts_are_never_below_distributions",
+        f"{ACCOUNT}::test_renyi_accountant_is_an_upper_bound",
     ),
     Mutant(
         "epsilon counts each kind of release once (Rényi)",
         "comity/privacy/composition.py",
         "count * release.steps * _divergences",
         "release.steps * _divergences",
-        f"{ACCOUNT}::test_renyi_accounts_are_never_below_distributions",
+        f"{ACCOUNT}::test_renyi_accountant_is_an_upper_bound",
     ),
     Mutant(
         "epsilon is for a larger delta than it says (Rényi)",
         "comity/privacy/composition.py",
         "math.log(delta * order) / (order - 1)",
         "math.log(order) / (order - 1)",
-        f"{ACCOUNT}::test_renyi_accounts_are_never_below_distributions",
+        f"{ACCOUNT}::test_renyi_accountant_is_an_upper_bound",
     ),
     Mutant(
         "releases for different neighbours are added up",
         "comity/privacy/composition.py",
         "    if any(release.drawn_of for release in history):\n        return None\n",
         "",
-        f"{ACCOUNT}::test_9_kinds_of_neighbours_are_never_added_up",
+        f"{ACCOUNT}::test_9_different_neighbour_relations_are_not_composed",
     ),
     Mutant(
         "a guarantee is said to be for the strongest unit",
         "comity/privacy/composition.py",
         "return min((release.unit for release in history), key=order.index",
         "return max((release.unit for release in history), key=order.index",
-        f"{ACCOUNT}::test_the_weakest_unit_counts",
+        f"{ACCOUNT}::test_weakest_unit",
     ),
     Mutant(
         "two equal releases of one call are charged once",
@@ -316,7 +316,7 @@ COMPOSITION = [
         "comity/privacy/account.py",
         "            return True\n        return epsilon(history, delta) <= most\n",
         "            return True\n        return True\n",
-        f"{HOSTS}::test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_resumed",
+        f"{HOSTS}::test_run_and_resumed_run_stop_before_they_exceed_the_budget",
     ),
 ]
 
@@ -340,14 +340,14 @@ KEYS = [
         "comity/base/key.py",
         'key=self.secret, person=b"noise"',
         'key=b"", person=b"noise"',
-        "tests/deploy/test_site_noise.py::test_noise_between_sites_is_not_that_of_a_loop",
+        "tests/deploy/test_site_noise.py::test_noise_at_sites_differs_from_a_simulation",
     ),
     Mutant(
         "two runs at a site have the same noise",
         "comity/deploy/site_store.py",
         "blake2b(secret_of(folder) + run.encode()",
         "blake2b(secret_of(folder)",
-        "tests/deploy/test_site_noise.py::test_noise_of_another_run_is_another",
+        "tests/deploy/test_site_noise.py::test_runs_with_different_names_have_different_noise",
     ),
     Mutant(
         "two means of different parties have the same noise",
@@ -371,11 +371,11 @@ RELEASES = [
         "comity/deploy/site_run.py",
         """\
         self._charge(call, request, policy)
-        try:
+        with self._undone_if_it_fails():
             return self._compute_reply(head, content, inbox, request, policy)
 """,
         """\
-        try:
+        with self._undone_if_it_fails():
             reply = self._compute_reply(head, content, inbox, request, policy)
             self._charge(call, request, policy)
             return reply
@@ -401,7 +401,7 @@ RELEASES = [
         "comity/deploy/site_run.py",
         "total = self.ledger.history(but=self.name) + (planned | in_run)",
         "total = planned | in_run",
-        "tests/deploy/test_elsewhere.py::test_a_site_keeps_to_its_epsilon_over_all_runs",
+        "tests/deploy/test_server_without_data.py::test_epsilon_budget_of_a_site_covers_all_runs",
     ),
     Mutant(
         "values that left without noise are forgotten by the budget",
@@ -548,21 +548,21 @@ SITES = [
         "comity/deploy/key_exchange.py",
         "            certificate.verify_directly_issued_by(self.root)\n",
         "",
-        f"{EXCHANGE}::test_passports_that_are_refused",
+        f"{EXCHANGE}::test_invalid_signed_keys_are_refused",
     ),
     Mutant(
         "an expired certificate is accepted",
         "comity/deploy/key_exchange.py",
         "<= now <= certificate.not_valid_after_utc:",
         "<= now:",
-        f"{EXCHANGE}::test_a_certificate_that_has_expired_or_is_not_valid_yet",
+        f"{EXCHANGE}::test_certificates_outside_their_validity_are_refused",
     ),
     Mutant(
         "a key that was signed for another run is accepted",
         "comity/deploy/key_exchange.py",
         'return f"comity passport {run} {name} {public}".encode()',
         'return f"comity passport {name} {public}".encode()',
-        f"{EXCHANGE}::test_passports_that_are_refused",
+        f"{EXCHANGE}::test_invalid_signed_keys_are_refused",
     ),
 ]
 
@@ -642,21 +642,21 @@ POLICIES = [
         "comity/deploy/site_run.py",
         "if score.count < policy.records:",
         "if score.count < 0:",
-        f"{LEAVING}::test_figures_of_few_samples_are_withheld_and_all_else_goes_on",
+        f"{LEAVING}::test_metrics_of_few_samples_are_withheld",
     ),
     Mutant(
         "outcomes of test samples leave without permission",
         "comity/deploy/site_run.py",
         "evaluation.answers if policy.outcomes and enough_tests else None",
         "evaluation.answers if enough_tests else None",
-        f"{LEAVING}::test_labels_answers_and_class_counts_stay_at_home",
+        f"{LEAVING}::test_labels_outcomes_and_class_counts_stay_at_the_sites",
     ),
     Mutant(
         "more bytes leave than the policy allows",
         "comity/deploy/site_run.py",
         "if sent + more > policy.bytes:",
         "if sent + more < 0:",
-        f"{LEAVING}::test_bytes_of_a_run_and_of_all_runs",
+        f"{LEAVING}::test_limits_of_bytes_per_run_and_in_total",
     ),
     Mutant(
         "sites without a certificate are counted",
@@ -670,21 +670,21 @@ POLICIES = [
         "comity/deploy/policy.py",
         "sorted(layer.traits.leaves - set(self.kinds))",
         "sorted(layer.traits.leaves - set(LEAVES))",
-        f"{POLICY}::test_each_rule_refuses_and_names_itself",
+        f"{POLICY}::test_each_rule_refuses_and_is_named",
     ),
     Mutant(
         "a file that a run names is executed at a site",
         "comity/deploy/policy.py",
         'if any(is_code(parse(part).name) for part in split(text, "+") if part):',
         "if not text:",
-        f"{POLICY}::test_files_that_a_run_names_are_refused_before_they_run",
+        f"{POLICY}::test_files_in_settings_are_refused_before_they_run",
     ),
     Mutant(
         "a method without a bound runs under a privacy budget",
         "comity/deploy/policy.py",
         "layer.traits.protects_records for layer in chain(algorithm)",
         "layer.traits for layer in chain(algorithm)",
-        f"{POLICY}::test_each_rule_refuses_and_names_itself",
+        f"{POLICY}::test_each_rule_refuses_and_is_named",
     ),
 ]
 
@@ -729,14 +729,14 @@ MESSAGES = [
         "comity/base/record.py",
         "if recipient not in sealed.to:",
         "if not sealed.to:",
-        f"{SEALED}::test_in_one_process_too_a_parcel_is_for_its_recipients",
+        f"{SEALED}::test_in_process_sealed_message_opens_only_for_recipients",
     ),
     Mutant(
         "a sealed message of another round is opened in the same process",
         "comity/base/record.py",
         "if sealed.origin != (sender, round):",
         "if sealed.origin is None:",
-        f"{SEALED}::test_in_one_process_too_a_parcel_is_of_its_sender_and_round",
+        f"{SEALED}::test_in_process_sealed_message_is_bound_to_sender_and_round",
     ),
     Mutant(
         "an encrypted key is not bound to sender and recipient",
@@ -750,14 +750,14 @@ MESSAGES = [
         "comity/wire/sealing.py",
         'return self._run + f" {round} {sender} {recipient} {size}".encode()',
         'return self._run + f" {sender} {recipient} {size}".encode()',
-        f"{SEALED}::test_a_carrier_cannot_lie_about",
+        f"{SEALED}::test_server_cannot_change_sender_round_or_size",
     ),
     Mutant(
         "a sealed message is opened for a second call",
         "comity/wire/sealing.py",
         "if self._opening_calls.get((recipient, locked), call) != call:",
         "if not locked:",
-        f"{SEALED}::test_it_opens_for_one_call_however_often_that_is_asked",
+        f"{SEALED}::test_sealed_message_opens_for_one_call_also_when_repeated",
     ),
 ]
 
@@ -788,28 +788,28 @@ FILES_AND_TRUST = [
         "comity/runs/checkpoint.py",
         "flush_to_disk(path)  # all are written by now, so the first flush may include the others",
         "pass",
-        f"{DAMAGE}::test_all_is_on_the_disk_before_the_manifest_names_it",
+        f"{DAMAGE}::test_files_are_synced_before_the_manifest_names_them",
     ),
     Mutant(
         "a replaced file may be lost by a power failure",
         "comity/safe_files.py",
         "                os.fsync(file.fileno())\n            folder.rename",
         "            folder.rename",
-        f"{DAMAGE}::test_all_is_on_the_disk_before_the_manifest_names_it",
+        f"{DAMAGE}::test_files_are_synced_before_the_manifest_names_them",
     ),
     Mutant(
         "a damaged JSON file is read",
         "comity/checksums.py",
         "if CRC in content and content[CRC] != _crc(plain):",
         "if CRC in content and content[CRC] is None:",
-        f"{DAMAGE}::test_measures_are_checked",
+        f"{DAMAGE}::test_damaged_measures_are_detected",
     ),
     Mutant(
         "a damaged table is read",
         "comity/checksums.py",
         "if remaining or self.crc not in (None, crc):",
         "if remaining:",
-        f"{DAMAGE}::test_changed_rows_are_noticed_before_anything_is_cut",
+        f"{DAMAGE}::test_changed_rows_are_detected_before_anything_is_truncated",
     ),
     Mutant(
         "a manifest without a checksum is read",
@@ -955,7 +955,7 @@ RESULTS = [
         "comity/measure/gain.py",
         "if not torch.equal(now.truth, before.truth):",
         "if len(now.truth) != len(before.truth):",
-        f"{GAIN}::test_who_has_no_figure_has_no_gain",
+        f"{GAIN}::test_a_party_without_a_metric_has_no_gain",
     ),
     Mutant(
         "a split file with a test sample in training is used",

@@ -28,6 +28,7 @@ from comity.base.key import Key
 from comity.base.record import Params
 from comity.base.samples import Samples
 from comity.core.release import RECORD_UNITS
+from comity.privacy.account import PrivacyCharge
 from comity.training.descent import train
 from comity.training.dp_sgd import NoScratch, per_record
 from comity.training.requests import FitRequest, Private
@@ -82,16 +83,29 @@ def attack_private_training(view: View) -> CanaryResult | Untried | None:
     effort = _effort(request, steps)
     if isinstance(effort, str):
         return Untried(ATTACK, effort)
+    return _attack_request(view, worst, request, steps, effort, rows[0])
+
+
+def _attack_request(
+    view: View,
+    party: str,
+    request: FitRequest[Any],
+    steps: Steps,
+    effort: Effort,
+    charge: PrivacyCharge,
+) -> CanaryResult | Untried:
+    """Plant canaries in a training that a party's function requests, and attack it."""
     assert request.private
+    assert view.claimed is not None
     records, half = len(request.private.samples), effort.canaries // 2
     size = few_samples(steps.rate, half + min(OTHERS, records), half + records)
     steps = replace(steps, rate=int(steps.rate * size) / size)
     if not steps.rate:
-        return Untried(ATTACK, f"{worst} has too few records for canaries beside them")
+        return Untried(ATTACK, f"{party} has too few records for canaries beside them")
     key = view.key.fold(ATTACK)
-    planted = plant(request, steps, size, rows[0].sensitivity, effort.canaries, key)
+    planted = plant(request, steps, size, charge.sensitivity, effort.canaries, key)
     return attack(
-        mechanism(planted, request, steps, rows[0].noise, key),
+        mechanism(planted, request, steps, charge.noise, key),
         view.claimed,
         view.delta,
         steps,
