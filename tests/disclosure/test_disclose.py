@@ -527,9 +527,9 @@ def said_on(page: str, section: str) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_records_outside_the_guarantee_are_counted(
-    method: str, made: dict[str, Path], federation: comity.Federation
+    method: str, run_folders: dict[str, Path], federation: comity.Federation
 ) -> None:
-    folder = made[method]
+    folder = run_folders[method]
     party = federation.parties[PARTY]
     covered = said_on(page_of(folder), "covered")
     assert f"{len(party.validation)} for validation and {len(party.test)} for tests" in covered
@@ -544,15 +544,15 @@ def test_records_outside_the_guarantee_are_counted(
     assert f"Figures that were computed from them left {evaluations} times" in sheets
 
 
-def test_the_unit_of_protection_is_named(made: dict[str, Path]) -> None:
-    protected = said_on(page_of(made["fedavg+dp(noise=2)"]), "covered")
+def test_the_unit_of_protection_is_named(run_folders: dict[str, Path]) -> None:
+    protected = said_on(page_of(run_folders["fedavg+dp(noise=2)"]), "covered")
     assert "It does not cover" in protected
     assert "The unit of protection is a record." in protected
     assert "A patient with several records is protected less." in protected
-    open_to_all = said_on(page_of(made["fedavg"]), "covered")
+    open_to_all = said_on(page_of(run_folders["fedavg"]), "covered")
     assert "Against the server no guarantee covers any of the" in open_to_all
     assert "and not a patient: a patient may have several records." in open_to_all
-    party = said_on(page_of(made["fedavg+dp(level=party,noise=1)"]), "covered")
+    party = said_on(page_of(run_folders["fedavg+dp(level=party,noise=1)"]), "covered")
     assert "Against the other parties the guarantee is for the" in party
     assert "The unit of protection is the party" in party
 
@@ -599,13 +599,13 @@ def test_the_smallest_class_mean_is_counted(tmp_path: Path) -> None:
     assert "The smallest class mean" not in page
 
 
-def test_what_left_before_training_is_listed(made: dict[str, Path], tmp_path: Path) -> None:
-    before = said_on(page_of(made["relay"]), "before")
+def test_what_left_before_training_is_listed(run_folders: dict[str, Path], tmp_path: Path) -> None:
+    before = said_on(page_of(run_folders["relay"]), "before")
     assert "Before anything was trained there left the party's name, how many training" in before
     assert "Before round 1 there also left: averages" in before
     assert "(Upload.means)" in before
     assert "schema" not in before
-    assert "also left" not in said_on(page_of(made["fedavg"]), "before")
+    assert "also left" not in said_on(page_of(run_folders["fedavg"]), "before")
     rng = np.random.default_rng(0)
     (tmp_path / "mine").mkdir()
     for name in ("p0", PARTY):

@@ -58,10 +58,12 @@ class SimulatedRun(ServerRun):
         with the same seed has other noise.
 
         The number of rounds, absences and the engine are excluded: they do not change the rounds
-        themselves.
+        themselves. Secure aggregation is for runs between sites.
         """
         settings = self.experiment.model_dump(
-            exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience", "absent"}
+            exclude=WHERE
+            | {"rounds", "eval_every", "eval_share", "patience", "absent"}
+            | {"secure_aggregation", "secure_aggregation_range"}
         )
         secret = combine([repr(sorted(settings.items())), self.federation.fingerprint()]).encode()
         return Key.root(self.experiment.seed, secret)
