@@ -65,6 +65,7 @@ class Copy:
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
+            "COLUMNS": "250",  # pytest's summary has the reason of a failure where there is room
         }
         try:
             done = subprocess.run(
