@@ -206,8 +206,8 @@ DECLARED_NOISE = [
     Mutant(
         "class means declare twice their noise (+ldp)",
         "comity/algorithms/ldp.py",
-        "release(self.method.level, self.method.clip, self.method.sigma, asked",
-        "release(self.method.level, self.method.clip, 2 * self.method.sigma, asked",
+        "release(self.method.level, self.method.clip, self.method.sigma, facts",
+        "release(self.method.level, self.method.clip, 2 * self.method.sigma, facts",
         f"{MEANS}::test_unit_of_protection_is_row_record_or_party",
     ),
     Mutant(

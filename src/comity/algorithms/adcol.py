@@ -306,8 +306,8 @@ class AdcolAccounting(PrivateRowsAccounting[Adcol]):
         again = {"align": [how]} if stage == "round" and self.method.slots == "cohort" else {}
         return {**super().declared_trainings(stage, how), **again}
 
-    def releases(self, function: str, asked: Asked) -> Releases:
-        rows = self.method.row_releases("Reps.z", asked.info.width)
+    def releases(self, function: str, facts: PartyFacts) -> Releases:
+        rows = self.method.row_releases("Reps.z", facts.info.width)
         return rows if self.method.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:

@@ -39,7 +39,7 @@ from comity.algorithms.fedavg import AveragedModel
 from comity.components.hidden_means import SendsMeans
 from comity.core import *
 from comity.core.aggregate import NoisyAveraging
-from comity.core.release import ALL, STAGES, Asked, Release, Releases, Unit, releases_of
+from comity.core.release import ALL, STAGES, PartyFacts, Release, Releases, Unit, releases_of
 from comity.core.signature import party_functions
 from comity.core.wrapper import AsHost, chain
 from comity.privacy.guard import hide_samples
@@ -120,11 +120,11 @@ class Dp(AsHost[None]):
             return
         if any(getattr(layer, "noise", 0) == "auto" for layer in chain(self.host)):
             raise UsageError(ROWS_OF_PATIENTS)
-        asked = Asked(info, 0, info.sizes[0], info.training, counts[0])
+        facts = PartyFacts(info, 0, info.sizes[0], info.training, counts[0])
         if any(
             releases
             for depth, function in party_functions(self.host)
-            for releases in releases_of(self.host, depth, function, asked).values()
+            for releases in releases_of(self.host, depth, function, facts).values()
         ):
             raise UsageError(ROWS_OF_PATIENTS)
 
@@ -263,11 +263,11 @@ class DpAccounting(WrapperAccounting[Dp]):
             ]
         return ["the data name patients: all records of a patient are protected together."]
 
-    def covers(self, function: str, host: Releases, asked: Asked) -> Releases:
+    def covers(self, function: str, host: Releases, facts: PartyFacts) -> Releases:
         if self.method.level == "party":
             return host
-        unit, n = self.method.protected_units(asked.size, asked.patients)
-        trained = self.trained_releases(function, unit, n, asked.training)
+        unit, n = self.method.protected_units(facts.size, facts.patients)
+        trained = self.trained_releases(function, unit, n, facts.training)
         if unit == "patient" and any(host.values()):
             raise UsageError(ROWS_OF_PATIENTS)
         # A row behind noise, of a model of which no record tells: then the noise protects the

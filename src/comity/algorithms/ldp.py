@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from comity.components.hidden_means import SendsMeans, release
 from comity.core import *
-from comity.core.release import NOTHING, Asked, Releases
+from comity.core.release import NOTHING, PartyFacts, Releases
 from comity.core.wrapper import as_host
 from comity.privacy.guard import hide_samples
 from comity.privacy.options import ROW, TRAINED_OPENLY, PrivateRows
@@ -163,14 +163,14 @@ class LdpAccounting(WrapperAccounting[Ldp]):
             return [f"level=row: {ROW}."]
         return [f"level=party: it {TRAINED_OPENLY}"]
 
-    def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
+    def covers(self, function: str, said: Releases, facts: PartyFacts) -> Releases:
         if (
             not isinstance(self.method.host, SendsMeans)
             or function not in self.method.host.means_in
         ):
             return said
         noise = [
-            release(self.method.level, self.method.clip, self.method.sigma, asked.info.task.classes)
+            release(self.method.level, self.method.clip, self.method.sigma, facts.info.task.classes)
         ]
         fields = self.method.host.means_in[function]
         counts = (

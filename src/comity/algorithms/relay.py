@@ -326,7 +326,7 @@ class RelayAccounting(Accounting[Relay]):
         )
         return {**super().declared_trainings(stage, how), **trainings}
 
-    def releases(self, function: str, asked: Asked) -> Releases:
+    def releases(self, function: str, facts: PartyFacts) -> Releases:
         return {"Upload.shared": NOTHING} if self.method.aggregate == "none" else {}
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:

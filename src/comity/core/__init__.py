@@ -36,7 +36,7 @@ from comity.core.algorithm import (
     option,
 )
 from comity.core.party import Info, Party, Traffic, with_task
-from comity.core.release import NOTHING, Asked, Release, Releases, Stage
+from comity.core.release import NOTHING, PartyFacts, Release, Releases, Stage
 from comity.core.server import Server
 from comity.core.traits import LEAVES, SHARES, Traits
 from comity.core.wrapper import Wrapped, Wrapper, WrapperAccounting
@@ -64,7 +64,6 @@ __all__ = [
     "Accounting",
     "Algorithm",
     "AnyAlgorithm",
-    "Asked",
     "Averaging",
     "Batch",
     "C",
@@ -86,6 +85,7 @@ __all__ = [
     "Party",
     "PartyCoroutine",
     "PartyData",
+    "PartyFacts",
     "PartyFunction",
     "Pull",
     "Release",

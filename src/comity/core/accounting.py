@@ -25,7 +25,7 @@ from comity.training.settings import Training
 from comity.training.task import LearningTask
 
 if TYPE_CHECKING:
-    from comity.core.release import Asked, Release, Releases, Stage
+    from comity.core.release import PartyFacts, Release, Releases, Stage
 
 A = TypeVar("A")
 """The class of the algorithm, or of a mixin."""
@@ -116,7 +116,7 @@ class Accounting(Generic[A]):
             return {"warm_up": [how]}
         return {}
 
-    def releases(self, function: str, asked: Asked) -> Releases:
+    def releases(self, function: str, facts: PartyFacts) -> Releases:
         """The noise through which the fields of a party function's reply leave a party.
 
         Fields that are not named leave without noise. Default: all of them.

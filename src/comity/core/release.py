@@ -88,7 +88,7 @@ they are, are not named.
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartyFacts:
     """What is known of a party before one of its functions is called."""
 
     info: Info
@@ -140,7 +140,7 @@ def declares(outermost: AnyAlgorithm, depth: int) -> bool:
 
 
 def releases_of(
-    outermost: AnyAlgorithm, depth: int, function: str, asked: Asked
+    outermost: AnyAlgorithm, depth: int, function: str, facts: PartyFacts
 ) -> dict[str, Sequence[Release] | None]:
     """The mechanisms through which each field of a party function's reply leaves; None for a field
     that leaves without noise.
@@ -149,10 +149,10 @@ def releases_of(
     it stands under KEPT.
     """
     owners = chain(outermost)
-    releases = owners[depth].accounting.releases(function, asked)
+    releases = owners[depth].accounting.releases(function, facts)
     for wrapper in reversed(owners[:depth]):
         assert isinstance(wrapper.accounting, WrapperAccounting)
-        releases = wrapper.accounting.covers(function, releases, asked)
+        releases = wrapper.accounting.covers(function, releases, facts)
     found: dict[str, Sequence[Release] | None] = {}
     for name in reply_fields(outermost, depth, function):
         found[name] = releases.get(name, releases.get(ALL))

@@ -17,7 +17,7 @@ from comity.core.traits import Traits
 from comity.errors import UsageError
 
 if TYPE_CHECKING:
-    from comity.core.release import Asked, Releases, Stage
+    from comity.core.release import PartyFacts, Releases, Stage
     from comity.core.server import Server
     from comity.training.settings import Training
 
@@ -128,7 +128,7 @@ class WrapperAccounting(Accounting[A]):
         """The accounting of the host."""
         return self.method.host.accounting
 
-    def covers(self, function: str, host: Releases, asked: Asked) -> Releases:
+    def covers(self, function: str, host: Releases, facts: PartyFacts) -> Releases:
         """The noise through which the reply of a host's party function leaves, given what the
         host's accounting declares. Default: the same.
         """

@@ -17,7 +17,7 @@ from comity.base.declared import resolve_field_type
 from comity.base.record import is_record_type
 from comity.core.accounting import Accounting
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.release import Asked, Release, releases_of
+from comity.core.release import PartyFacts, Release, releases_of
 from comity.core.signature import party_functions, records_in, sealed_types, signature
 from comity.core.wrapper import chain
 from comity.training.settings import Training
@@ -45,7 +45,7 @@ class LocalData(NamedTuple):
     training: Training
 
 
-def groups(algorithm: AnyAlgorithm, data: LocalData, asked: Asked) -> Iterator[Group]:
+def groups(algorithm: AnyAlgorithm, data: LocalData, facts: PartyFacts) -> Iterator[Group]:
     """The records behind each field of the replies of a method, sealed messages among them.
 
     Fields that leave through noise are left out: there the privacy account says what they tell.
@@ -57,7 +57,7 @@ def groups(algorithm: AnyAlgorithm, data: LocalData, asked: Asked) -> Iterator[G
     """
     sent_kinds = {kind for layer in chain(algorithm) for kind in layer.traits.leaves}
     for depth, function in party_functions(algorithm):
-        releases = releases_of(algorithm, depth, function, asked)
+        releases = releases_of(algorithm, depth, function, facts)
         owner = chain(algorithm)[depth]
         for name, content in _contents(algorithm, depth, function).items():
             if _is_noisy(releases.get(name)):

@@ -25,7 +25,7 @@ from comity.base.key import Key
 from comity.base.record import Params, Sealed, payload, sealed_in, unseal
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
-from comity.core.release import Asked, planned_calls
+from comity.core.release import PartyFacts, planned_calls
 from comity.core.server import Note
 from comity.core.signature import records_of
 from comity.core.validate import MessageValidator
@@ -262,9 +262,11 @@ class SiteRun:
         classes = self.federation.classes
         counts = count_by_class(data.train.y, classes) if classes else ()
         local = LocalData(len(data.train), len(data.validation), counts, training)
-        asked = Asked(server_run.info, site.party.id, len(data.train), training, data.patient_count)
+        facts = PartyFacts(
+            server_run.info, site.party.id, len(data.train), training, data.patient_count
+        )
         method = display_name(self.experiment.algorithm)
-        policy.check_groups(groups(site.algorithm, local, asked), method)
+        policy.check_groups(groups(site.algorithm, local, facts), method)
         self._checked_policy = policy
 
     def check_not_ended(self) -> None:

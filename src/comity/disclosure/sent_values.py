@@ -16,7 +16,7 @@ from comity.base.declared import resolve_field_type
 from comity.base.record import Params
 from comity.core.charging import COLUMN_SUMS
 from comity.core.class_means import smallest_class_means
-from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
+from comity.core.release import KEPT, NEIGHBOURS, UNITS, PartyFacts, releases_of, reply_fields
 from comity.core.signature import (
     party_functions,
     records_in,
@@ -269,7 +269,7 @@ def _names(row: PrivacyCharge) -> list[str]:
 def _releases(source: Source, function: str) -> dict[str, Any]:
     server_run = source.server_run
     i = server_run.context.roster.names.index(source.party)
-    request = Asked(
+    request = PartyFacts(
         server_run.info, i, source.info.train, server_run.info.training, source.info.patients
     )
     releases: dict[str, Any] = {}
@@ -390,12 +390,12 @@ def smallest_means(source: Source) -> dict[str, int]:
     server_run, info = source.server_run, source.info
     class_means = smallest_class_means(server_run.algorithm)
     i = server_run.context.roster.names.index(source.party)
-    asked = server_run.privacy.about_party(i)
+    facts = server_run.privacy.about_party(i)
     counts = (1,) if source.class_counts is None else source.class_counts
-    data = LocalData(info.train, info.validation, counts, asked.training)
+    data = LocalData(info.train, info.validation, counts, facts.training)
     return {
         group.field: group.records
-        for group in groups(server_run.algorithm, data, asked)
+        for group in groups(server_run.algorithm, data, facts)
         if group.field in class_means and group.records is not None
     }
 

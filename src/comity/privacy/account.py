@@ -23,7 +23,7 @@ from comity.core.release import (
     NEIGHBOURS,
     RECORD_UNITS,
     UNITS,
-    Asked,
+    PartyFacts,
     Release,
     declares,
     planned_calls,
@@ -111,7 +111,7 @@ class Account:
         self,
         algorithm: AnyAlgorithm,
         info: Info,
-        asked: Callable[[int], Asked],
+        facts: Callable[[int], PartyFacts],
         budget: Budget,
         plan: Callable[[], Mapping[int, Counter[Release]]] = dict,
         coupled: Callable[[int], str] = lambda i: "",
@@ -119,7 +119,7 @@ class Account:
         self.budget = budget
         self._algorithm = algorithm
         self._name = info.name
-        self._asked = asked
+        self._facts = facts
         self._plan = plan
         self._coupled = coupled
         self._planned: Mapping[int, Counter[Release]] | None = None
@@ -234,7 +234,7 @@ class Account:
         key = call.depth, call.function, i if call.depth in self._declaring else None
         if key not in self._fields:
             self._fields[key] = releases_of(
-                self._algorithm, call.depth, call.function, self._asked(i)
+                self._algorithm, call.depth, call.function, self._facts(i)
             )
         return self._fields[key]
 
@@ -406,7 +406,7 @@ def _fields_by_release(
 
 def plan_releases(
     algorithm: AnyAlgorithm,
-    asked: Callable[[int], Asked],
+    facts: Callable[[int], PartyFacts],
     parties: Iterable[int],
     rounds: Mapping[int, int],
 ) -> dict[int, Counter[Release]]:
@@ -420,7 +420,7 @@ def plan_releases(
     """
     plans: dict[int, Counter[Release]] = {}
     for i in parties:
-        party = asked(i)
+        party = facts(i)
         total: Counter[Release] = Counter()
         for stage, depth, function in planned_calls(algorithm, party.training):
             declared = releases_of(algorithm, depth, function, party)

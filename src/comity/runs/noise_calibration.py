@@ -13,7 +13,7 @@ from comity.algorithms.dp import Dp
 from comity.algorithms.ldp import Ldp
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Info
-from comity.core.release import Asked, Release, planned_calls, releases_of
+from comity.core.release import PartyFacts, Release, planned_calls, releases_of
 from comity.core.wrapper import Wrapper, chain
 from comity.errors import UsageError
 from comity.privacy.budget import Budget
@@ -83,7 +83,7 @@ def noise_for(algorithm: AnyAlgorithm, budget: Budget, plans_of: PlannedReleases
     return noise
 
 
-def unprotected(algorithm: AnyAlgorithm, about_party: Asked) -> list[tuple[str, str]]:
+def unprotected(algorithm: AnyAlgorithm, about_party: PartyFacts) -> list[tuple[str, str]]:
     """The reply fields that leave parties without noise, with their party functions, as far as they
     are known before a run.
     """
@@ -94,7 +94,9 @@ def unprotected(algorithm: AnyAlgorithm, about_party: Asked) -> list[tuple[str, 
     return fields
 
 
-def check_budget(algorithm: AnyAlgorithm, budget: Budget, about_party: Asked, name: str) -> None:
+def check_budget(
+    algorithm: AnyAlgorithm, budget: Budget, about_party: PartyFacts, name: str
+) -> None:
     """Refuse a run that has a budget and sends fields without noise."""
     algorithm = with_noise(algorithm, 1.0)  # any amount: only whether there is noise matters
     bounded = math.isfinite(budget.epsilon) and not server_release(

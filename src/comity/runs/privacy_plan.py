@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.release import RECORD_UNITS, Asked, Release
+from comity.core.release import RECORD_UNITS, PartyFacts, Release
 from comity.core.wrapper import chain
 from comity.errors import UsageError
 from comity.names import display_name
@@ -62,11 +62,11 @@ class PrivacyPlan:
         """Why no noise can protect a single record of a party; empty if noise can."""
         return OWN_CONSTANTS if self._run.party_infos[i].own_constants else ""
 
-    def about_party(self, i: int) -> Asked:
+    def about_party(self, i: int) -> PartyFacts:
         """What is known of a party before it is called."""
         info = self._run.party_infos[i]
         training = training_of(self._run.context, i, info.train)
-        return Asked(self._run.info, i, info.train, training, info.patients)
+        return PartyFacts(self._run.info, i, info.train, training, info.patients)
 
     def planned_releases(
         self, algorithm: AnyAlgorithm | None = None
