@@ -399,8 +399,8 @@ RELEASES = [
     Mutant(
         "a run begins although earlier runs have spent the budget",
         "comity/deploy/site_run.py",
-        "total = self.ledger.history(but=self.name) + (planned | in_run)",
-        "total = planned | in_run",
+        "total = self.ledger.history(but=self.name) + (plan | in_run)",
+        "total = plan | in_run",
         "tests/deploy/test_server_without_data.py::test_epsilon_budget_of_a_site_covers_all_runs",
     ),
     Mutant(
@@ -612,8 +612,8 @@ POLICIES = [
     Mutant(
         "a later run chooses another split of the records",
         "comity/deploy/data.py",
-        "split = SiteSplit(*stored) if stored else wanted",
-        "split = wanted",
+        "split = SiteSplit(*stored) if stored else requested",
+        "split = requested",
         f"{EVALUATION}::test_the_first_run_decides_on_the_split",
     ),
     Mutant(
@@ -654,8 +654,8 @@ POLICIES = [
     Mutant(
         "more bytes leave than the policy allows",
         "comity/deploy/site_run.py",
-        "if sent + more > policy.bytes:",
-        "if sent + more < 0:",
+        "if bytes_in_run + more > policy.bytes:",
+        "if bytes_in_run + more < 0:",
         f"{LEAVING}::test_limits_of_bytes_per_run_and_in_total",
     ),
     Mutant(

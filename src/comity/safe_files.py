@@ -55,7 +55,7 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
     """
     blob = content.encode() if isinstance(content, str) else content
     temporary = f".{secrets.token_hex(8)}.new"
-    with _names_in(path), _opened(path.parent) as folder:
+    with _names_in(path), _open_folder(path.parent) as folder:
         try:
             with os.fdopen(folder.open(temporary, NEW, private), "wb") as file:
                 file.write(blob)
@@ -71,7 +71,7 @@ def write_atomically(path: Path, content: str | bytes, *, private: bool = False)
 
 def create_file(path: Path) -> BinaryIO:
     """Open a new file for writing. A file or link with the same name is removed first."""
-    with _names_in(path), _opened(path.parent) as folder:
+    with _names_in(path), _open_folder(path.parent) as folder:
         try:
             descriptor = folder.open(path.name, NEW)
         except FileExistsError:
@@ -115,7 +115,7 @@ def make_folder(path: Path) -> None:
 
     Raises `UsageError` if there is a link or a file with its name.
     """
-    with _names_in(path), _opened(path.parent) as folder:
+    with _names_in(path), _open_folder(path.parent) as folder:
         try:
             folder.mkdir(path.name)
         except FileExistsError:
@@ -240,7 +240,7 @@ class _Folder:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[_Folder]:
+def _open_folder(path: Path) -> Iterator[_Folder]:
     if not HAS_DESCRIPTORS:
         yield _Folder(path, None)
         return
@@ -265,7 +265,7 @@ def _open_own(path: Path, flags: int, create: bool) -> int:
     """Open an existing file for a change, or create it, if it is a regular file with one name."""
     try:
         if create:
-            with _names_in(path), _opened(path.parent) as folder:
+            with _names_in(path), _open_folder(path.parent) as folder:
                 descriptor = folder.open(path.name, flags | os.O_CREAT)
         else:
             descriptor = os.open(path, flags | NO_LINK)

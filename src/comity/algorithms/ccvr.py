@@ -109,10 +109,10 @@ class Ccvr(FedAvg):
     def check(self, info: Info) -> None:
         super().check(info)
         info.needs_classes("ccvr", "draws virtual features of each class")
-        if kept := sorted(info.task.head_names & self.private_names(info.task)):
+        if private_head := sorted(info.task.head_names & self.private_names(info.task)):
             raise UsageError(
-                f"ccvr trains the head at the server, but {kept[0]} of the head stays at the"
-                " parties."
+                f"ccvr trains the head at the server, but {private_head[0]} of the head stays at"
+                " the parties."
             )
 
     def finish(self, theta: Params, server: Server) -> Params:

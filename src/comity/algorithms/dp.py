@@ -159,7 +159,7 @@ class Dp(AsHost[None]):
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
-        async def wrapped(
+        async def private_function(
             state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
             trainings: list[tuple[float, int]] = []
@@ -172,7 +172,7 @@ class Dp(AsHost[None]):
                 reply = Model(self._clipped(reply.theta, message.theta))
             return Wrapped(host_state, None), reply
 
-        return wrapped
+        return private_function
 
     def _check_declared(
         self, function: str, trainings: list[tuple[float, int]], party: Party
@@ -246,15 +246,15 @@ class DpAccounting(WrapperAccounting[Dp]):
 
     def _patient_warnings(self, info: Info) -> list[str]:
         """What is protected where the data of some parties name patients."""
-        named = [i for i in info.parties if info.patient_count(i) is not None]
-        if not named or self.method.level == "party":
+        with_patients = [i for i in info.parties if info.patient_count(i) is not None]
+        if not with_patients or self.method.level == "party":
             return []
         if self.method.level == "record":
             return [
                 "the data name patients, but level=record protects single records: a patient with"
                 " several records is protected less."
             ]
-        others = [info.name(i) for i in info.parties if i not in named]
+        others = [info.name(i) for i in info.parties if i not in with_patients]
         if others:
             return [
                 "all records of a patient are protected together only where the data name"

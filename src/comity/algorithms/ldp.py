@@ -118,7 +118,7 @@ class Ldp(Wrapper[None]):
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
-        async def wrapped(
+        async def noisy_function(
             state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
             class_counts: list[int] = []
@@ -137,7 +137,7 @@ class Ldp(Wrapper[None]):
                 )
             return Wrapped(host_state, None), reply
 
-        return wrapped
+        return noisy_function
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -163,12 +163,12 @@ class LdpAccounting(WrapperAccounting[Ldp]):
             return [f"level=row: {ROW}."]
         return [f"level=party: it {TRAINED_OPENLY}"]
 
-    def covers(self, function: str, said: Releases, facts: PartyFacts) -> Releases:
+    def covers(self, function: str, releases: Releases, facts: PartyFacts) -> Releases:
         if (
             not isinstance(self.method.host, SendsMeans)
             or function not in self.method.host.means_in
         ):
-            return said
+            return releases
         noise = [
             release(self.method.level, self.method.clip, self.method.sigma, facts.info.task.classes)
         ]
@@ -177,7 +177,7 @@ class LdpAccounting(WrapperAccounting[Ldp]):
             NOTHING if self.method.level == "party" else noise
         )  # which classes there are is then not told at all
         return {
-            **said,
+            **releases,
             **dict.fromkeys(fields.means, noise),
             **dict.fromkeys(fields.classes, counts),
         }

@@ -80,7 +80,7 @@ def epsilons(rows: list[PrivacyCharge], delta: float) -> dict[str, float]:
     by_party: dict[str, list[PrivacyCharge]] = defaultdict(list)
     for row in rows:
         by_party[row.party].append(row)
-    known: dict[frozenset[tuple[tuple[Any, ...], int]], float] = {}
+    cache: dict[frozenset[tuple[tuple[Any, ...], int]], float] = {}
     result = {}
     for party, charges in by_party.items():
         events = Counter(
@@ -95,9 +95,9 @@ def epsilons(rows: list[PrivacyCharge], delta: float) -> dict[str, float]:
             for row in charges
         )
         history = frozenset(events.items())
-        if history not in known:
-            known[history] = _compose(events, {row.neighbours for row in charges}, delta)
-        result[party] = known[history]
+        if history not in cache:
+            cache[history] = _compose(events, {row.neighbours for row in charges}, delta)
+        result[party] = cache[history]
     return result
 
 

@@ -156,9 +156,9 @@ class Comparison:
         # With a proximal term weights are pulled to those in the message, so that weight decay is a
         # part of the training. Otherwise what it takes away is known.
         how = self.request.training
-        kept = 1.0 if self.request.pull else share_after_decay(how, self.steps)
+        share = 1.0 if self.request.pull else share_after_decay(how, self.steps)
         squares = math.fsum(
-            _squares(update.after[name].double() - kept * update.before[name].double())
+            _squares(update.after[name].double() - share * update.before[name].double())
             for name in self.names
         )
         count = sum(update.after[name].numel() for name in self.names)

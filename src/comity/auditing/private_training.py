@@ -196,8 +196,8 @@ def plant(
     own = request.private.samples
     others = own.take(key.fold("others").choose(min(size - canaries // 2, len(own)), len(own)))
     total, basis = _sum_and_basis(request, others, clip, canaries)
-    drawn = _draw_inputs(request, own, CANDIDATES * canaries, clip, key)
-    gradients = _clipped(_gradients(request, drawn), clip)
+    inputs = _draw_inputs(request, own, CANDIDATES * canaries, clip, key)
+    gradients = _clipped(_gradients(request, inputs), clip)
     units = gradients
     if steps.rate < 1:  # who of the others is in a batch is not known, so they must not matter
         units = units - (units @ basis) @ basis.T
@@ -208,7 +208,7 @@ def plant(
     whitening = vectors @ torch.diag(values.clamp(min=1e-9).rsqrt()) @ vectors.T
     directions = whitening.to(units) @ units
     return Planted(
-        others, drawn.take(indices), directions, directions @ gradients.T, directions @ total
+        others, inputs.take(indices), directions, directions @ gradients.T, directions @ total
     )
 
 
@@ -308,7 +308,7 @@ def mechanism(
     def with_noise(factor: float) -> Observe:
         def observe(present: Tensor) -> Tensor:
             indices = present.nonzero()[:, 0]
-            samples = _joined(planted.others, canaries.take(indices))
+            samples = _concatenate(planted.others, canaries.take(indices))
             trained = train(
                 replace(
                     request,
@@ -334,7 +334,7 @@ def mechanism(
     return with_noise
 
 
-def _joined(first: Samples, second: Samples) -> Samples:
+def _concatenate(first: Samples, second: Samples) -> Samples:
     """The samples of both, one after the other."""
     return Samples(
         torch.cat([first.x, second.x]),

@@ -20,14 +20,14 @@ class Charging:
     """The part of a server that charges messages to the ledger and to the account."""
 
     def __init__(
-        self, info: Info, answered: Callable[[int], None], account: Spending | None
+        self, info: Info, report_replies: Callable[[int], None], account: Spending | None
     ) -> None:
         self.info = info
         self.ledger = Ledger.for_parties(len(info.names) + len(info.newcomers))
         self.round = 0
         self.account = account
         """Of what is given away; none where nobody asks for it."""
-        self._answered = answered
+        self._report_replies = report_replies
 
     def charge_messages(self, function: str, messages: Mapping[int, Any], kind: str) -> None:
         """Write down what goes to parties; most often all get one and the same, which is weighed
@@ -42,7 +42,7 @@ class Charging:
     def charge_reply(self, function: str, i: int, reply: Any, kind: str) -> None:
         """Write down what came from a party."""
         self._charge(function, self.info.name(i), SERVER, kind, payload(reply))
-        self._answered(1)
+        self._report_replies(1)
 
     def charge_introduction(self, ids: Iterable[int]) -> None:
         """Write down what makes up `info`: names, sizes (also the number of patients, if the data

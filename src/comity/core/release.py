@@ -153,15 +153,15 @@ def releases_of(
     for wrapper in reversed(owners[:depth]):
         assert isinstance(wrapper.accounting, WrapperAccounting)
         releases = wrapper.accounting.covers(function, releases, facts)
-    found: dict[str, Sequence[Release] | None] = {}
+    by_field: dict[str, Sequence[Release] | None] = {}
     for name in reply_fields(outermost, depth, function):
-        found[name] = releases.get(name, releases.get(ALL))
-    kept = (
-        not found
+        by_field[name] = releases.get(name, releases.get(ALL))
+    stays_at_party = (
+        not by_field
         and ALL in releases
         and any(reply_fields(outermost, *place) for place in party_functions(outermost))
     )
-    return {KEPT: releases[ALL]} if kept else found
+    return {KEPT: releases[ALL]} if stays_at_party else by_field
 
 
 ALL, KEPT = "*", "what it keeps"

@@ -190,9 +190,11 @@ def take_patients(
                 " identifier of its patient."
             )
         patients[party] = number_patients(texts)
-        kept = [place for place, other in enumerate(table.names) if other != name]
+        other_places = [place for place, other in enumerate(table.names) if other != name]
         others[party] = Table(
-            table.path, [table.names[k] for k in kept], [table.columns[k] for k in kept]
+            table.path,
+            [table.names[k] for k in other_places],
+            [table.columns[k] for k in other_places],
         )
     return PatientTables(others, patients)
 

@@ -99,7 +99,9 @@ def site_federation(name: str, data: Path, split: SiteSplit) -> Federation:
     )
 
 
-def fixed_split(at: Path, name: str, data: Path, wanted: SiteSplit) -> tuple[SiteSplit, Federation]:
+def fixed_split(
+    at: Path, name: str, data: Path, requested: SiteSplit
+) -> tuple[SiteSplit, Federation]:
     """The split that all runs on the same data have, and the data so split.
 
     A server that could choose another split for each run would train on the test records of the
@@ -109,10 +111,10 @@ def fixed_split(at: Path, name: str, data: Path, wanted: SiteSplit) -> tuple[Sit
         at: the site's folder, where the split is stored
         name: the site's name
         data: the folder with the site's data
-        wanted: the split that the settings of this run ask for
+        requested: the split that the settings of this run ask for
     """
     stored = _read_splits(at).get(_data_digest(data))
-    split = SiteSplit(*stored) if stored else wanted
+    split = SiteSplit(*stored) if stored else requested
     return split, site_federation(name, data, split)
 
 

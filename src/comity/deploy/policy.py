@@ -381,12 +381,12 @@ class SitePolicy:
 
 def _rules(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """The rules of the file by their field of `SitePolicy`. Each must be in its table."""
-    known = {f.name for f in fields(SitePolicy)}
-    budget = {name for name in known if name.startswith(BUDGET)}
+    all_names = {f.name for f in fields(SitePolicy)}
+    budget = {name for name in all_names if name.startswith(BUDGET)}
     top_level = {"name", "data", "export"}
     tables = {
         "": (top_level, ""),
-        "allow": (known - budget - top_level, ""),
+        "allow": (all_names - budget - top_level, ""),
         "budget": (budget, BUDGET),
     }
     rules: dict[str, Any] = {}

@@ -194,8 +194,8 @@ class SecureSums:
         weights, because with weights of the server's choice a mean could be a single reply.
         """
         for by_samples in (False, True):
-            known = self.run.weights(by_samples)
-            if all(weight == known.get(self.names[i]) for i, weight in weights.items()):
+            weight_of = self.run.weights(by_samples)
+            if all(weight == weight_of.get(self.names[i]) for i, weight in weights.items()):
                 return by_samples
         raise ComityError(
             "Secure aggregation weights replies by numbers of training samples, or equally: this"

@@ -173,7 +173,7 @@ class SecureRun:
         sites = len(self.roster)
         largest_value = self.experiment.secure_aggregation_range
         descriptions = {name: asdict(info) for name, info in self.parties.items()}
-        told = digest(
+        party_table = digest(
             "comity secure call",
             config.write(self.experiment),
             json.dumps(descriptions),
@@ -184,7 +184,7 @@ class SecureRun:
         return Terms(
             self.run,
             CallId(*head.call),
-            told.hex(),
+            party_table.hex(),
             self.roster,
             head.threshold,
             head.colluders,

@@ -154,18 +154,18 @@ def conduct(
 ) -> dict[str, Any]:
     """Conduct a run, from its beginning or from its last checkpoint, and return its summary."""
     run = RunFolder(folder / RUNS / order.run)
-    begun = run.has_run
+    is_resumed = run.has_run
     experiment = (
-        run.read_experiment() if begun else site_settings(config.experiment(order.settings))
+        run.read_experiment() if is_resumed else site_settings(config.experiment(order.settings))
     )
     schema_file = folder / SCHEMA
     schema = schema_digest(Schema.read(schema_file)) if schema_file.exists() else ""
-    known = read_parties(run) if begun else None
-    if known:
-        _check_settings(order, experiment, next(iter(known.values())).classes)
-    names = tuple(known) if known else order.sites
+    earlier_parties = read_parties(run) if is_resumed else None
+    if earlier_parties:
+        _check_settings(order, experiment, next(iter(earlier_parties.values())).classes)
+    names = tuple(earlier_parties) if earlier_parties else order.sites
     connected, refusals = introduce(transport, order, experiment, schema, names)
-    parties = known or connected
+    parties = earlier_parties or connected
     if not parties:
         raise ComityError(f"No site takes part. {_list_reasons(refusals)}")
     _drop_changed(connected, parties, refusals)
@@ -173,7 +173,7 @@ def conduct(
         raise ComityError(f"No site is there. {_list_reasons(refusals)}")
     experiment = judged_by(experiment, next(iter(parties.values())).classes)
     server_run = server_run_of(
-        experiment, parties, run.read_plan() if begun else None, run_secret(folder, order.run)
+        experiment, parties, run.read_plan() if is_resumed else None, run_secret(folder, order.run)
     )
     secure = secure_limits(server_run, {**parties, **connected})
     _begin_at_sites(transport, order, connected, parties)
@@ -183,7 +183,7 @@ def conduct(
             _send_to_all(transport, order, connected, End(order.run, summary["rounds"], True))
             return summary
         run.summary.unlink(missing_ok=True)  # the end is repeated at all sites
-        if not begun:
+        if not is_resumed:
             _write_first_files(run, server_run, parties)
         engine = SitesEngine(
             transport, server_run, order.run, order.deadline, MOST_BYTES, secure, run.path / SUMS
@@ -203,7 +203,7 @@ def conduct(
                 run,
                 progress,
                 Trackers(),
-                resume=begun,
+                resume=is_resumed,
                 warnings=warnings,
                 conclude=end_run,
             )
@@ -216,11 +216,12 @@ def conduct(
 
 def _other_splits(experiment: Experiment, sites: Mapping[str, Introduced]) -> list[str]:
     """Warnings about sites that split their records otherwise than the settings say."""
-    wanted = str(SiteSplit.of(experiment))
+    requested = str(SiteSplit.of(experiment))
     return [
-        f"{name} keeps the split of its first run on these data: {site.split} instead of {wanted}."
+        f"{name} keeps the split of its first run on these data: {site.split} instead of"
+        f" {requested}."
         for name, site in sites.items()
-        if site.split and site.split != wanted
+        if site.split and site.split != requested
     ]
 
 
@@ -239,14 +240,14 @@ def _list_reasons(refusals: Mapping[str, str]) -> str:
     return " ".join(f"{name}: {why}" for name, why in refusals.items())
 
 
-def _check_settings(order: JobRequest, begun: Experiment, classes: int) -> None:
+def _check_settings(order: JobRequest, stored: Experiment, classes: int) -> None:
     """Refuse to continue a run with other settings than it began with.
 
     A job without settings continues the run as it is.
     """
     if not order.settings:
         return
-    if judged_by(site_settings(config.experiment(order.settings)), classes) != begun:
+    if judged_by(site_settings(config.experiment(order.settings)), classes) != stored:
         raise UsageError(f"Run {order.run} was begun with other settings.")
 
 

@@ -71,8 +71,8 @@ class AuthenticatedTransport:
         self, requests: Mapping[str, bytes], seconds: float
     ) -> Iterator[tuple[str, bytes | None]]:
         """Send all requests, and yield the replies, as `Transport.ask` does."""
-        wrapped = {name: self.wrap(name, request) for name, request in requests.items()}
-        for name, reply in self._transport.ask(wrapped, seconds):
+        authenticated = {name: self.wrap(name, request) for name, request in requests.items()}
+        for name, reply in self._transport.ask(authenticated, seconds):
             if reply is not None and name not in self._keys:
                 self._agree(name, reply)
             yield name, reply

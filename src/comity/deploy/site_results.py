@@ -88,8 +88,8 @@ def measure(
         )
     run.check()
     experiment = run.read_experiment()
-    wanted = SiteSplit.of(experiment)
-    _, federation = fixed_split(at, policy.name, policy.data, wanted)
+    requested = SiteSplit.of(experiment)
+    _, federation = fixed_split(at, policy.name, policy.data, requested)
     if data_digest(at, federation) != run.read_environment()["fingerprint"]:
         raise UsageError(
             f"The data of {policy.name} have changed since run {run.path.name} was begun."
@@ -181,9 +181,10 @@ def _write_summary(run: SiteRun, rounds: int) -> list[str]:
 def _with_joined(rows: list[Note], rounds: int) -> list[Note]:
     """The rows, where a newcomer's metrics after joining also count as those of the last round."""
     stage = f"-{JOINED}"
-    joined = [row for row in rows if row.split.endswith(stage)]
+    rows_after_joining = [row for row in rows if row.split.endswith(stage)]
     return rows + [
-        row._replace(round=rounds, split=row.split.removesuffix(stage)) for row in joined
+        row._replace(round=rounds, split=row.split.removesuffix(stage))
+        for row in rows_after_joining
     ]
 
 

@@ -376,11 +376,11 @@ class SiteRun:
     def _open_account(self, server_run: ServerRun, number: int, policy: SitePolicy) -> None:
         """Open the privacy account, if the privacy loss of all runs stays within the budget."""
         if math.isfinite(policy.budget_epsilon):
-            planned = server_run.privacy.planned_releases()[number]
+            plan = server_run.privacy.planned_releases()[number]
             in_run = Counter(
                 release for row in self.tables.privacy() if (release := row.to_release())
             )
-            total = self.ledger.history(but=self.name) + (planned | in_run)
+            total = self.ledger.history(but=self.name) + (plan | in_run)
             own_constants = server_run.party_infos[number].own_constants
             bounded = self.ledger.is_bounded(but=self.name) and not own_constants
             policy.check_epsilon(
@@ -568,15 +568,15 @@ class SiteRun:
             for sealed in sealed_messages
             for recipient in sealed.to
         ]
-        sent = payload(result.reply)
-        self._check_amount(policy, sent + sum(weight for _, weight in to_peers))
+        reply_bytes = payload(result.reply)
+        self._check_amount(policy, reply_bytes + sum(weight for _, weight in to_peers))
         answer = Answered(
             result.steps, result.keeps, result.ruined, result.warning, tuple(result.unusable)
         )
         packed = pack(answer, encode(active.lock.close(result.reply), sealed_messages=True))
         policy.check_leaving(packed)
         self._record_result(call, request, result)
-        self.tables.charge_sent(call.round, call.function, "up", sent)
+        self.tables.charge_sent(call.round, call.function, "up", reply_bytes)
         for recipient, weight in to_peers:
             self.tables.charge_sent(call.round, call.function, "peer", weight, dst=recipient)
         # Sealed messages are encrypted for keys of this job only. They are computed again from the
@@ -618,15 +618,15 @@ class SiteRun:
             return {}
         active = self.active
         number = active.site.party.id
-        opened = active.lock.open({number: inbox}, call)[number]
-        for sender, sealed in opened.items():
+        sealed_messages = active.lock.open({number: inbox}, call)[number]
+        for sender, sealed in sealed_messages.items():
             try:
                 active.validator.check_sealed_message(unseal(sealed))
             except ComityError as why:
                 raise UsageError(
                     f"A sealed message of {active.name_of(sender)} is refused: {why}"
                 ) from why
-        return opened
+        return sealed_messages
 
     def evaluate(self, head: messages.Evaluate, body: bytes, policy: SitePolicy) -> Evaluation:
         """Evaluate the deployed model, and return what may leave of the result.
@@ -750,13 +750,13 @@ class SiteRun:
 
     def _check_amount(self, policy: SitePolicy, more: int) -> None:
         """Refuse to send more bytes than the site policy allows, in this run and in all runs."""
-        sent = self.tables.sent
-        if sent + more > policy.bytes:
+        bytes_in_run = self.tables.sent
+        if bytes_in_run + more > policy.bytes:
             raise UsageError(
-                f"{self.party} has sent {size(sent)} in this run, and may send"
+                f"{self.party} has sent {size(bytes_in_run)} in this run, and may send"
                 f" {size(policy.bytes)} (bytes)."
             )
-        sent_in_all = self._sent_before + sent
+        sent_in_all = self._sent_before + bytes_in_run
         if sent_in_all + more > policy.budget_bytes:
             raise UsageError(
                 f"{self.party} has sent {size(sent_in_all)} in all, and may send"

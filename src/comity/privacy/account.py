@@ -256,10 +256,10 @@ class Account:
             return epsilon(history, delta) <= most
         if self._planned is None:
             self._planned = self._plan()
-        planned = self._planned.get(i, Counter())
+        plan = self._planned.get(i, Counter())
         # A part of a plan costs no more than the whole plan. Plans are few and histories many, so
         # that the cached ε of a plan saves most computations.
-        if history <= planned and epsilon(planned, delta) <= most:
+        if history <= plan and epsilon(plan, delta) <= most:
             return True
         return epsilon(history, delta) <= most
 

@@ -46,10 +46,10 @@ class RunWarning:
 def add_warnings(summary: dict[str, Any], warnings: Iterable[RunWarning]) -> None:
     """Add warnings to a summary, without those that it has already."""
     listed = summary.setdefault(WARNINGS, [])
-    known = {(entry["when"], entry["text"]) for entry in listed}
+    entries = {(entry["when"], entry["text"]) for entry in listed}
     for warning in warnings:
-        if (warning.when, warning.text) not in known:
-            known.add((warning.when, warning.text))
+        if (warning.when, warning.text) not in entries:
+            entries.add((warning.when, warning.text))
             listed.append(asdict(warning))
 
 

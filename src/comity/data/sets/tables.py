@@ -25,8 +25,8 @@ def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[
     """One-hot encode a column of words; an unknown word is a row of zeros."""
     positions = codes(column, words, what)
     encoded = np.zeros((len(positions), len(words)), dtype=np.float32)
-    known = np.flatnonzero(positions >= 0)
-    encoded[known, positions[known]] = 1
+    places = np.flatnonzero(positions >= 0)
+    encoded[places, positions[places]] = 1
     return encoded
 
 

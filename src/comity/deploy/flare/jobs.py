@@ -131,7 +131,7 @@ def write_job(order: dict[str, Any], folder: Path) -> None:
     """Write the files of a job: its content, and the classes that run at server and sites."""
     # The content is in base64, because FLARE replaces {names} by variables and builds an object
     # from every value with a "path".
-    written = base64.b64encode(json.dumps(order).encode()).decode()
+    encoded_order = base64.b64encode(json.dumps(order).encode()).decode()
     config = folder / "app" / "config"
     config.mkdir(parents=True)
     meta = {
@@ -150,7 +150,7 @@ def write_job(order: dict[str, Any], folder: Path) -> None:
                 "args": {"server_obj_id": "server", "sync_task_timeout": SYNC} | threads,
             }
         ],
-        "components": [{"id": "server", "path": SERVER_APP, "args": {"order": written}}],
+        "components": [{"id": "server", "path": SERVER_APP, "args": {"order": encoded_order}}],
     }
     site = {
         "format_version": 2,
@@ -160,7 +160,7 @@ def write_job(order: dict[str, Any], folder: Path) -> None:
                 "executor": {"path": EXECUTOR, "args": {"client_obj_id": "site"} | threads},
             }
         ],
-        "components": [{"id": "site", "path": SITE_APP, "args": {"order": written}}],
+        "components": [{"id": "site", "path": SITE_APP, "args": {"order": encoded_order}}],
     }
     for file, content in (
         (folder / "meta.json", meta),

@@ -114,34 +114,34 @@ class ServerRound:
         """
         self._begin(4)
         revealed = self._by_site(messages, self._signers, "revealed their shares")
-        lost = sorted(set(self._senders) - set(self._survivors))
+        lost_sites = sorted(set(self._senders) - set(self._survivors))
         for name, message in revealed.items():
-            if sorted(message.seeds) != self._survivors or sorted(message.mask_keys) != lost:
+            if sorted(message.seeds) != self._survivors or sorted(message.mask_keys) != lost_sites:
                 raise SecureAggregationError(
                     f"{name} did not reveal one share for each site that sent shares."
                 )
         for name in self._survivors:
             shares = {site: message.seeds[name] for site, message in revealed.items()}
-            seed = self._joined(shares)
+            seed = self._combine_shares(shares)
             if commitment(seed).hex() != self._keys[name].commitment:
                 raise wrong_share(name)
             add_mask(self._total, self_mask_key(seed, self._context), -1)
-        for name in lost:
+        for name in lost_sites:
             shares = {site: message.mask_keys[name] for site, message in revealed.items()}
-            mask_key = X25519PrivateKey.from_private_bytes(self._joined(shares))
+            mask_key = X25519PrivateKey.from_private_bytes(self._combine_shares(shares))
             if mask_key.public_key().public_bytes_raw().hex() != self._keys[name].mask_key:
                 raise wrong_share(name)
             self._remove_pair_masks(name, mask_key)
         mean, weight = self._terms.encoding.decode(self._total, len(self._terms.roster))
         return SumOfReplies(mean, weight, list(self._survivors))
 
-    def _remove_pair_masks(self, lost: str, mask_key: X25519PrivateKey) -> None:
+    def _remove_pair_masks(self, lost_site: str, mask_key: X25519PrivateKey) -> None:
         """Remove the masks that survivors share with a lost site."""
         for name in self._survivors:
-            key = pair_key(mask_key, self._keys[name].mask_key, self._context, lost, name)
-            add_mask(self._total, key, -pair_sign(name, lost))
+            key = pair_key(mask_key, self._keys[name].mask_key, self._context, lost_site, name)
+            add_mask(self._total, key, -pair_sign(name, lost_site))
 
-    def _joined(self, shares: Mapping[str, str]) -> bytes:
+    def _combine_shares(self, shares: Mapping[str, str]) -> bytes:
         """The secret of a site, from shares by the site that revealed them."""
         by_point = {
             point_of(self._terms, name): from_hex(text, shamir.SHARE, name)
@@ -164,10 +164,10 @@ class ServerRound:
         self, messages: Iterable[FromSite], expected: Iterable[str], what: str
     ) -> dict[str, FromSite]:
         """Messages by site. Each must be from another one of the expected sites."""
-        known = set(expected)
+        expected_names = set(expected)
         by_site: dict[str, FromSite] = {}
         for message in messages:
-            if message.name not in known or message.name in by_site:
+            if message.name not in expected_names or message.name in by_site:
                 raise SecureAggregationError(
                     f"A site that is not expected, or that has answered before, {what}:"
                     f" {message.name[:100]!r}."

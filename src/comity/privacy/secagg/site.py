@@ -254,11 +254,11 @@ class SiteRound:
                     f" {self._terms.threshold} must (threshold): the server lost too many sites, or"
                     " sent different lists."
                 )
-            lost = sorted(set(self._senders) - set(self._survivors))
+            lost_sites = sorted(set(self._senders) - set(self._survivors))
             shares = RevealedShares(
                 self.name,
                 {name: self._seed_shares[name].hex() for name in self._survivors},
-                {name: self._mask_key_shares[name].hex() for name in lost},
+                {name: self._mask_key_shares[name].hex() for name in lost_sites},
             )
             self._forget()
             return shares
