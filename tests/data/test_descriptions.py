@@ -166,3 +166,20 @@ def test_importing_comity_reads_no_description() -> None:
     )
     modules = json.loads(result.stdout)
     assert set(modules) <= {"comity.data.sets.common", "comity.data.sets.descriptions"}
+
+
+def test_the_order_of_datasets_does_not_depend_on_what_was_imported_first() -> None:
+    code = """
+import comity.data.sets.{first}
+from comity.data import catalogue
+print([row["name"] for row in catalogue()])
+"""
+    lists = {
+        subprocess.run(
+            [sys.executable, "-c", code.format(first=first)],
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for first in ("embedded", "text")
+    }  # fmt: skip
+    assert len(lists) == 1
+    assert next(iter(lists)).startswith("['digits'")

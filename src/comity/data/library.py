@@ -51,6 +51,8 @@ class Entry:
     """Applies the options in parentheses: a function of the dataset and the options."""
     query_and_gallery: tuple[FileLayout, ...] = ()
     """The files of the test part of a re-identification dataset."""
+    family: str = ""
+    """The module in `sets/` that describes the dataset. Lists are ordered by it."""
 
     def load(self, trust: bool = False) -> Dataset:
         """Load the dataset.
@@ -123,7 +125,8 @@ def _library() -> dict[str, Entry]:
     package = import_module("comity.data.sets")
     for module in iter_modules(package.__path__):
         import_module(f"comity.data.sets.{module.name}")
-    return ENTRIES
+    # Modules may have been imported before, in any order.
+    return dict(sorted(ENTRIES.items(), key=lambda item: item[1].family))
 
 
 def catalogue() -> list[dict[str, object]]:

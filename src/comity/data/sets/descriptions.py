@@ -172,5 +172,6 @@ def register_datasets(
                 join=partial(join[name], card) if name in join else None,
                 options=options.get(name),
                 query_and_gallery=query_and_gallery,
+                family=path.stem,
             )
         )
