@@ -261,6 +261,7 @@ def test_9_kinds_of_neighbours_are_never_added_up() -> None:
     )
     assert neighbours_of(mixed) == "blank"
     assert neighbours_of({replaced: 2}) == "replaced"
+    assert renyi_epsilon({sampled: 1, drawn: 1}, 1e-5) == math.inf
     assert epsilon({sampled: 1, drawn: 1}, 1e-5) == math.inf
     assert neighbours_of({sampled: 1, drawn: 1}) == ""
 
