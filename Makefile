@@ -53,7 +53,7 @@ soak: $(VENV)/ready
 	$(BIN)/python tests/soak/options.py --prepare
 	$(BIN)/python tests/soak/commands.py --count 500
 
-# Breaks important lines one at a time, and fails if no test notices (benchmarks/mutant_list.py): about ten minutes.
+# Breaks important lines one at a time, and fails if no test notices (benchmarks/mutant_list.py): about six minutes.
 mutants: $(VENV)/ready
 	$(BIN)/python benchmarks/mutants.py --jobs 2
 

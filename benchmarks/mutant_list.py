@@ -100,7 +100,7 @@ NOISE_AND_CLIPPING = [
         "comity/algorithms/dp.py",
         "less = len(cohort) / count",
         "less = 1.0",
-        f"{SERVER_NOISE}::test_a_restart_with_another_site_has_other_noise",
+        f"{HOSTS}::test_a_mean_of_fewer_models_has_more_noise",
     ),
     Mutant(
         "class means have noise without the sensitivity (+ldp)",
@@ -605,8 +605,8 @@ POLICIES = [
     Mutant(
         "a field that no method describes passes the minimum group size",
         "comity/deploy/policy.py",
-        "if group.records is None:",
-        "if not group.field:",
+        "            if group.records is None:\n",
+        "            if group.records is None:\n                continue\n            if not group.field:\n",
         f"{GROUPS}::test_a_field_without_a_description_does_not_leave",
     ),
     Mutant(

@@ -158,6 +158,7 @@ def test_a_run_of_another_name_than_the_signed_one_is_refused(sites: Sites) -> N
 
 
 def test_a_site_cannot_be_named_like_the_server(tmp_path: Path) -> None:
+    pytest.importorskip("nvflare")
     from comity.deploy.flare import startup_kits
     from comity.errors import UsageError
 

@@ -272,6 +272,7 @@ def test_9_different_neighbour_relations_are_not_composed() -> None:
     )
     assert neighbours_of(mixed_history) == "blank"
     assert neighbours_of({replaced_release: 2}) == "replaced"
+    assert renyi_epsilon({sampled_release: 1, drawn_release: 1}, 1e-5) == math.inf
     assert epsilon({sampled_release: 1, drawn_release: 1}, 1e-5) == math.inf
     assert neighbours_of({sampled_release: 1, drawn_release: 1}) == ""
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 import comity
 from comity import algorithms
-from comity.algorithms.dp import clipped
+from comity.algorithms.dp import Dp, clipped
 from comity.base.call import CallId, Message
-from comity.core import UsageError, Wrapper
+from comity.core import Info, Key, Release, UsageError, Wrapper
 from comity.core.aggregate import Averaging
 from comity.core.wrapper import chain
 from comity.engines.site import Site
@@ -247,6 +248,44 @@ def test_one_party_moves_the_mean_by_no_more_than_is_declared(
             mean.add(change if number else first, 1.0)
         means.append(mean.value()["w"])
     assert (means[0] - means[1]).norm().item() == pytest.approx(release.sensitivity)
+
+
+class ServerOfThree:
+    """A server whose cohort has three parties. It notes what is released."""
+
+    round = 1
+
+    def __init__(self, info: Info) -> None:
+        self.info = info
+        self.releases: list[Release] = []
+
+    def sample(self, t: int) -> list[int]:
+        return [0, 1, 2]
+
+    def key(self, purpose: str) -> Key:
+        return Key(5)
+
+    def release(self, name: str, how: Release, ids: Iterable[int]) -> None:
+        self.releases.append(how)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_mean_of_fewer_models_has_more_noise(count: int, federation: comity.Federation) -> None:
+    """Each model weighs more in it, whatever the size of the cohort was."""
+    noise, clip = 2.0, 0.3
+    settings = {"algorithm": f"fedavg+dp(level=party,noise={noise},clip={clip})", "rounds": 1}
+    job = prepare(experiment(settings | {"model": "linear", "data": "given"}), federation)
+    assert isinstance(job.algorithm, Dp)
+    server = ServerOfThree(job.info)
+    averaging = job.algorithm.averaging(cast(Any, server))
+    assert averaging is not None
+    for _ in range(count):
+        averaging.add({"w": torch.ones(5000)}, 1.0)
+    spread = (averaging.value()["w"] - 1).std().item()
+    [release] = server.releases
+    assert release.sensitivity == pytest.approx(clip / count)
+    assert release.noise == pytest.approx(noise * clip / count)
+    assert spread == pytest.approx(release.noise, rel=0.05)
 
 
 def test_party_level_guarantee_with_a_trusted_server(federation: comity.Federation) -> None:
