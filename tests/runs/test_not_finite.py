@@ -32,8 +32,15 @@ WILD: dict[str, Any] = {
 def test_only_the_one_that_diverges_is_named(text: str, tmp_path: Path) -> None:
     """In every method: its replies are left out, it returns to its earlier state, and all models
     stay finite.
+
+    With DP-SGD a record whose gradient overflows adds nothing, so that no value becomes infinite:
+    whether one did would tell about a record.
     """
     result = run(text, tmp_path, **WILD)
+    if "+dp(" in text and "level=party" not in text:
+        assert result.summary["absent"] == {}
+        assert all(is_finite(theta) for theta in weights(result).values())
+        return
     assert result.summary["absent"].keys() == {"east"}
     assert result.summary["absent"]["east"].keys() == {"nonfinite"}
     own_step = (
