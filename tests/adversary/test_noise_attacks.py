@@ -31,6 +31,7 @@ from comity.deploy import site_results
 from comity.deploy.messages import REPLIES, REQUESTS, Begin, Failed, RunCall, unpack
 from comity.deploy.release_ledger import ReleaseLedger
 from comity.deploy.site_store import REPLIES as REPLIES_FOLDER
+from comity.runs.folder import RunFolder
 from comity.wire.codec import decode
 
 
@@ -72,6 +73,10 @@ def test_a_repeated_request_gets_the_same_reply_and_costs_nothing(sites: Sites) 
     again = server.call("local", Model(weights(0.0)), depth=1)
     assert all(torch.equal(first.theta[name], value) for name, value in again.theta.items())
     assert spent(sites, "north") == once
+    folder = RunFolder(sites.site("north") / "runs" / server.run)
+    sizes = [row.bytes for row in folder.read_ledger() if row.kind == "up"]
+    assert len(sizes) == 2
+    assert sizes[0] == sizes[1]  # it left twice
 
 
 def test_a_repeated_request_after_a_restart_gets_the_same_reply(sites: Sites) -> None:

@@ -75,9 +75,9 @@ def test_sites_split_and_account_by_patient(sites: PatientSites) -> None:
     for name, party in federation.parties.items():
         count = party.patient_count
         assert count is not None
-        said = RunFolder(server).read_parties()[name]["said"]
-        assert said["patients"] == count
-        assert said["train"] == len(party.train)
+        description = RunFolder(server).read_parties()[name]["said"]
+        assert description["patients"] == count
+        assert description["train"] == len(party.train)
         rows = [row for row in RunFolder(server).read_privacy() if row.party == name]
         assert {(row.unit, row.rate) for row in rows} == {("patient", min(1.0, 8 / count))}
         assert RunFolder(sites.site(name) / "runs" / "a").read_privacy() == rows

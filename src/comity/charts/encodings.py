@@ -130,6 +130,16 @@ def rows_height(rows: int, row_height: int = 20) -> int:
     return row_height * max(rows, 1) + 10
 
 
+def diverging(field: str, most: float) -> VegaSpec:
+    """A value whose colour says how far it is below or above 0, from -most to most."""
+    scale = {
+        "domain": [-most, 0, most],
+        "range": ["@less", "@middle", "@more"],
+        "interpolate": "rgb",
+    }
+    return quantitative(field, field, format="+.1f", scale=scale)
+
+
 def heatmap(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]) -> VegaSpec:
     """Return a matrix of colours, with figures in its cells if there is room for them.
 

@@ -252,6 +252,11 @@ def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, byte
     return head, message[LENGTH + length :]
 
 
+def reply_body(packed: bytes) -> bytes:
+    """The body of a reply that this site has packed itself."""
+    return unpack(packed, REPLIES, len(packed))[1]
+
+
 def to_call_id(name: CallName | None) -> CallId | None:
     """The call that a message names."""
     return None if name is None else CallId(*name)

@@ -52,6 +52,8 @@ class ReleaseLedger:
         self._path = folder / LEDGER_FILE
         self._rows: list[ReleaseRow] = []
         self._charged: set[tuple[str, str]] = set()
+        self._history: Counter[Release] = Counter()
+        self._has_unprotected = False
         self._read = 0  # bytes of the file that are in `_rows`
         self._code = ""
 
@@ -102,12 +104,12 @@ class ReleaseLedger:
             self._append([ReleaseRow(run, digest, charge) for charge in charges])
 
     def _check(self, charges: Sequence[PrivacyCharge], most: float) -> None:
-        releases = [row.charge.to_release() for row in self._rows]
-        releases += [charge.to_release() for charge in charges]
-        history = Counter(release for release in releases if release)
-        if all(releases) and renyi_epsilon(history, DELTA) <= most:
+        releases = [charge.to_release() for charge in charges]
+        history = self._history + Counter(release for release in releases if release)
+        is_bounded = all(releases) and not self._has_unprotected
+        if is_bounded and renyi_epsilon(history, DELTA) <= most:
             return
-        total = epsilon(history, DELTA) if all(releases) else math.inf
+        total = epsilon(history, DELTA) if is_bounded else math.inf
         if total > most:
             raise UsageError(
                 f"The site's privacy budget is spent: with this reply the epsilon over all runs"
@@ -185,9 +187,14 @@ class ReleaseLedger:
 
     def _count(self, rows: Sequence[ReleaseRow]) -> None:
         self._rows += rows
-        self._charged |= {
-            (row.run, row.digest) for row in rows if row.digest and row.charge.to_release()
-        }
+        for row in rows:
+            release = row.charge.to_release()
+            if release is None:
+                self._has_unprotected = True
+                continue
+            self._history[release] += 1
+            if row.digest:
+                self._charged.add((row.run, row.digest))
 
     def _next_code(self, before: str, cells: str) -> str:
         text = f"{before}\n{cells}".encode()

@@ -35,7 +35,7 @@ from comity.deploy import messages
 from comity.deploy.data import SiteSplit, fixed_split, schema_digest, site_settings, store_split
 from comity.deploy.group_size import LocalData, groups
 from comity.deploy.key_exchange import Identity, keys_of
-from comity.deploy.messages import Answered, Introduced, pack, to_call_id
+from comity.deploy.messages import Answered, Introduced, pack, reply_body, to_call_id
 from comity.deploy.policy import SitePolicy
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
 from comity.deploy.secure_site import (
@@ -431,8 +431,9 @@ class SiteRun:
             self.tables.charge_received(call.round, call.function, "peer", sealed.size, src=name)
         request = self._request_digest(head, body, inbox)
         if (stored := self.replies.read(call, request)) is not None:
-            self._check_amount(policy, len(stored))
-            self.tables.charge_sent(call.round, call.function, "up", len(stored))
+            reply_bytes = payload(decode(reply_body(stored), records=active.validator.records))
+            self._check_amount(policy, reply_bytes)
+            self.tables.charge_sent(call.round, call.function, "up", reply_bytes)
             return stored
         self._charge(call, request, policy)
         with self._undone_if_it_fails():

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from comity.base.key import Key
 from comity.charts.chart import Chart, Data, VegaSpec
-from comity.charts.encodings import heatmap, legend, nominal, quantitative, rows_height, tooltip
+from comity.charts.encodings import (
+    diverging,
+    heatmap,
+    legend,
+    nominal,
+    quantitative,
+    rows_height,
+    tooltip,
+)
 from comity.data import Federation
 from comity.errors import describe
 from comity.measure.frechet import pairwise
@@ -414,17 +422,6 @@ def _features(federation: Federation) -> Chart:
     ]
     far = max(rows, key=lambda row: abs(float(str(row["shift"]))))
     most = abs(float(str(far["shift"]))) or 1.0
-    value: VegaSpec = {
-        "field": "shift",
-        "type": "quantitative",
-        "title": "shift",
-        "format": "+.1f",
-        "scale": {
-            "domain": [-most, 0, most],
-            "range": ["@less", "@middle", "@more"],
-            "interpolate": "rgb",
-        },
-    }
     tips = [
         tooltip("party", "party"),
         tooltip("feature", "feature"),
@@ -436,7 +433,7 @@ def _features(federation: Federation) -> Chart:
         nominal("feature", None, [names[k] for k in selected]),
     ]
     across, down = axes if len(parties) <= PICTURED else reversed(axes)
-    spec = heatmap(across, down, value, tips)
+    spec = heatmap(across, down, diverging("shift", most), tips)
     alt = (
         f"{len(selected)} of {len(names)} features, those in which parties differ most: a"
         " party's mean less that of all, in standard deviations of all. The largest shift is"

@@ -13,7 +13,15 @@ from typing import Any, Literal
 import torch
 
 from comity.charts.chart import Chart, Data, VegaSpec
-from comity.charts.encodings import heatmap, legend, nominal, percent_axis, rows_height, tooltip
+from comity.charts.encodings import (
+    diverging,
+    heatmap,
+    legend,
+    nominal,
+    percent_axis,
+    rows_height,
+    tooltip,
+)
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_from_answers, paired_gain
 from comity.metrics.metrics import ACCURACY, Metric
@@ -490,17 +498,6 @@ def _effects_matrix(method: str, rows: list[dict[str, object]]) -> Chart:
     )
     names = sorted({str(row["left_out"]) for row in rows} | {str(row["party"]) for row in rows})
     most = max(abs(float(str(row["points"]))) for row in rows) or 1.0
-    value: VegaSpec = {
-        "field": "points",
-        "type": "quantitative",
-        "title": "points",
-        "format": "+.1f",
-        "scale": {
-            "domain": [-most, 0, most],
-            "range": ["@less", "@middle", "@more"],
-            "interpolate": "rgb",
-        },
-    }
     tips = [
         tooltip("left_out", "helper"),
         tooltip("party", "helped"),
@@ -509,7 +506,10 @@ def _effects_matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         tooltip("high", "to", "+.1%"),
     ]
     spec = heatmap(
-        nominal("party", "on whom", names), nominal("left_out", "effect of", names), value, tips
+        nominal("party", "on whom", names),
+        nominal("left_out", "effect of", names),
+        diverging("points", most),
+        tips,
     )
     best = max(rows, key=lambda r: float(str(r["effect"])))
     alt = (
