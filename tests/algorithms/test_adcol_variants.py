@@ -176,11 +176,11 @@ def s_d(d: int, layers: tuple[int, ...]) -> int:
 
 
 @pytest.mark.sweep(
-    "1.0-disc=conv", "0.5-sampling=0.4,past=2", "1.0-disc=linear", "0.5-disc_epochs=3"
+    "1.0-disc=conv", "0.5-sampling=0.4,past=2", "1.0-disc=linear", "0.5-disc_steps=3"
 )
 @pytest.mark.parametrize(
     "options",
-    ["", "past=3", "sampling=0.4", "disc=linear", "disc=deep", "disc=conv", "disc_epochs=0", "disc_epochs=3",
+    ["", "past=3", "sampling=0.4", "disc=linear", "disc=deep", "disc=conv", "disc_steps=0", "disc_steps=3", "disc_steps=epochs",
      "rep_mode=last_epoch", "sampling=0.4,past=2,rep_mode=last_epoch,disc=conv"],
 )  # fmt: skip
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -337,7 +337,7 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
     KL(1/m || D).
     """
     mu, server_training = 3.0, Training(lr=0.5, batch=4, epochs=1)
-    adcol = Adcol(slots="cohort", mu=mu, hidden=HIDDEN)
+    adcol = Adcol(slots="cohort", mu=mu, hidden=HIDDEN, disc_steps="epochs")
     data, server, s = game(adcol, 0.5, (11, 7, 9, 6, 8, 10), server_training)
     penalties = []
     for t in (1, 2, 3):
@@ -429,7 +429,7 @@ def test_b14_which_layers_of_the_discriminator_are_carried_over(
     carry: Literal["trunk", "keep", "reinit"],
 ) -> None:
     """D is not trained here, so layers equal to the round before were carried over."""
-    adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN, disc_epochs=0)
+    adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN, disc_steps=0)
     _, server, s = game(adcol, 0.5)
     assert s.D["out.weight"].shape == (4, HIDDEN)
     discs = [s.D]
@@ -622,7 +622,7 @@ def test_section5_hidden_is_the_width_of_every_hidden_layer(hidden: int) -> None
 @pytest.mark.parametrize("passes", [0, 1, 3])
 def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
     """Parties do not train: D is the result of torch.optim on the union of their representations."""
-    adcol = Adcol(disc_epochs=passes, hidden=HIDDEN)
+    adcol = Adcol(disc_steps="epochs", disc_epochs=passes, hidden=HIDDEN)
     server_training = Training(
         lr=0.3, momentum=0.5, batch=4, epochs=7
     )  # the parties' epochs are not the server's
@@ -655,7 +655,8 @@ def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
 def test_alg1_l7_passes_are_counted_as_the_servers_steps() -> None:
     """33 representations in batches of 4 are 9 steps a pass; three rounds."""
     assert [
-        run_method(f"adcol(disc_epochs={e},hidden=7)").summary["server_steps"] for e in (0, 1, 2)
+        run_method(f"adcol(disc_steps=epochs,disc_epochs={e},hidden=7)").summary["server_steps"]
+        for e in (0, 1, 2)
     ] == [
         0,
         27,
@@ -1249,7 +1250,7 @@ def test_b7_the_representation_that_is_sent_has_the_projections_width() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["past=0", "past=1.5", "disc_epochs=-1", "hidden=0", "mu=-1", "disc=resnet", "slots=all", "disc_carry=some", "aggregate=all",
+    ["past=0", "past=1.5", "disc_epochs=-1", "disc_steps=-1", "disc_steps=all", "hidden=0", "mu=-1", "disc=resnet", "slots=all", "disc_carry=some", "aggregate=all",
      "rep_mode=before", "objective=byol"],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: str) -> None:

@@ -20,7 +20,7 @@ from toys import federation, noise, party_of, rounds, samples, server_of, task_o
 
 import comity
 from comity.algorithms import compose
-from comity.algorithms.dbe import OFFSET, Biased, Dbe
+from comity.algorithms.dbe import OFFSET, Biased, Dbe, paper_constants
 from comity.algorithms.fedavg import FedAvg
 from comity.components.pilot import Mean
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches
@@ -522,3 +522,23 @@ def test_options_out_of_range_are_refused(option: str) -> None:
 def test_a_running_mean_needs_training_before_round_1(options: str) -> None:
     with pytest.raises(comity.UsageError, match="an epoch to run along"):
         run_method(f"fedavg+dbe({options})")
+
+
+# --- C.2: constants by the kind of network
+
+
+@pytest.mark.parametrize("wrapper", ["dbe", "mr"])
+@pytest.mark.parametrize(
+    ("model", "kappa", "mu"),
+    [(f"mlp2(width={K})", 50, 1), (BATCHNORM, 1, 0.1)],
+)
+def test_c2_default_constants_are_the_papers_for_this_kind_of_network(
+    wrapper: str, model: str, kappa: float, mu: float
+) -> None:
+    usual = run_method(f"fedavg+{wrapper}", model)
+    assert same(usual, run_method(f"fedavg+{wrapper}(kappa={kappa},mu={mu})", model))
+    assert not same(usual, run_method(f"fedavg+{wrapper}(kappa={kappa * 2},mu={mu})", model))
+
+
+def test_c2_constants_of_word_vectors() -> None:
+    assert paper_constants(task_of("fasttext(vocabulary=30)", (12,), 4)) == (0.1, 1.0)

@@ -181,7 +181,10 @@ def test_an_identifiers_loss_counts_both_sides_alike() -> None:
 
 
 def test_identifiers_learn_to_tell_source_from_target() -> None:
-    fada, task = Fada(hidden=16, disc_epochs=20), task_of("mlp2(width=7)", (6,), 3)
+    fada, task = (
+        Fada(hidden=16, disc_steps="epochs", disc_epochs=20),
+        task_of("mlp2(width=7)", (6,), 3),
+    )
     server, s = server_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
     z_i, z_t = noise(30, 7), noise(30, 7, seed=1) + 2
     D = fada.train_identifier(s.DI[1][0], z_i, z_t, server, (1, 0))
@@ -197,7 +200,7 @@ def test_confusing_brings_features_nearer() -> None:
     target = Samples(samples(60, (6,), 3, seed=4).x + 2.0, source.y)
     task, apart = task_of("mlp2(width=7)", (6,), 3), {}
     for mu in (0.0, 1.0):
-        fada = Fada(mu=mu, hidden=16, disc_epochs=5)
+        fada = Fada(mu=mu, hidden=16, disc_steps="epochs", disc_epochs=5)
         server, s = server_of(fada, task, [source, target], Training(lr=0.05, batch=10))
         s = rounds(fada, server, s, 8)
         means = [task.features(s.models[1], data.x).mean(0) for data in (source, target)]
@@ -206,7 +209,7 @@ def test_confusing_brings_features_nearer() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_epochs=3", "target=p0"]
+    "option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_steps=5", "target=p0"]
 )
 def test_no_option_is_without_effect(option: str) -> None:
     assert distance(thetas("fada")["p2"], thetas(f"fada({option})")["p2"]) > 0

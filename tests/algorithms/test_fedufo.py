@@ -155,7 +155,7 @@ def group_target(
 def paper_round(
     data: Mapping[int, Samples], w: Params, Ds: Mapping[int, Params], label: Mapping[int, int], *, uad: bool = True,
     cgr: bool = True, cgl: bool = True, lam: float = 3.0, target: str = "softmax", direction: str = "reverse",
-    disc_epochs: int = 1, first: bool = False, how: Training = HOW, cgr_weight: float = 1.0, reduction: str = "sum",
+    disc_passes: int = HOW.epochs, first: bool = False, how: Training = HOW, cgr_weight: float = 1.0, reduction: str = "sum",
     begin: str = "w",
 ) -> tuple[dict[int, Params], dict[int, Params]]:  # fmt: skip
     """Steps 1-3 of figure 2 for the group `data`: the posteriors and what became of the Ds;
@@ -206,11 +206,11 @@ def paper_round(
 
         if uad and first:
             z = encoder_features(first_weights, x)
-            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_epochs, how)
+            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_passes, how)
         posteriors[k] = torch_sgd(eq12, first_weights, how.epochs, how)
         if uad and not first:
             z = encoder_features(posteriors[k], x)
-            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_epochs, how)
+            learnt[k] = torch_sgd(partial(eq5, z=z), learnt[k], disc_passes, how)
     return posteriors, learnt
 
 
@@ -390,7 +390,7 @@ def test_eq4_a_constant_discriminator_changes_nothing() -> None:
         k: torch.zeros_like(v)
         for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()
     }
-    _, with_term = _posterior(FedUad(disc_epochs=0), D, HOW, _priors())
+    _, with_term = _posterior(FedUad(disc_steps=0), D, HOW, _priors())
     _, without = _posterior(FedUfo(**OFF), {}, HOW)
     assert_near(with_term.theta, without.theta, 1e-6)
 
@@ -678,10 +678,10 @@ SWITCHES = [
 ]
 ROUNDS: list[dict[str, Any]] = [
     *SWITCHES, {"lam": 0.0}, {"lam": 10.0}, {"target": "l1"}, {"target": "logits"}, {"direction": "forward"},
-    {"direction": "forward", "target": "l1", "lam": 1.0}, {"disc": "mlp"}, {"disc": "linear"}, {"disc_epochs": 0},
-    {"disc_epochs": 3}, {"outputs": "group"}, {"outputs": "group", "disc_state": "local", "disc_epochs": 2},
-    {"disc_state": "local"}, {"disc_state": "local", "disc_epochs": 3}, {"disc_state": "fresh"},
-    {"disc_state": "fresh", "disc_epochs": 4, "disc": "mlp"}, {"cgr_weight": 0.0}, {"cgr_weight": 2.5, "cgl": False},
+    {"direction": "forward", "target": "l1", "lam": 1.0}, {"disc": "mlp"}, {"disc": "linear"}, {"disc_steps": 0},
+    {"disc_steps": 2}, {"disc_steps": "epochs"}, {"outputs": "group"}, {"outputs": "group", "disc_state": "local", "disc_steps": 2},
+    {"disc_state": "local"}, {"disc_state": "local", "disc_steps": "epochs", "disc_epochs": 2}, {"disc_state": "fresh"},
+    {"disc_state": "fresh", "disc_steps": 4, "disc": "mlp"}, {"cgr_weight": 0.0}, {"cgr_weight": 2.5, "cgl": False},
     {"reduction": "mean"}, {"reduction": "mean", "direction": "forward", "target": "l1", "cgr_weight": 7.0},
     {"reduction": "mean", "outputs": "group", "lam": 20.0}, {"begin": "prior"}, {"begin": "prior", "disc_state": "fresh"},
     {"begin": "prior", "uad": False, "cgl": False}, {"begin": "prior", "reduction": "mean", "direction": "forward"},
@@ -715,12 +715,14 @@ def _by_hand(
         "lam",
         "target",
         "direction",
-        "disc_epochs",
         "cgr_weight",
         "reduction",
         "begin",
     )
     settings = {n: getattr(fed, n) for n in names if hasattr(fed, n)} | stage
+    # A batch has all samples, so a step is a pass.
+    passes = {"party": HOW.epochs, "epochs": fed.disc_epochs}
+    settings["disc_passes"] = passes.get(fed.disc_steps, fed.disc_steps)
     return paper_round(
         {k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **settings
     )
@@ -763,7 +765,9 @@ def test_figure2_two_parties_one_batch(epochs: int) -> None:
     fed, how = FedUfo(), Training(lr=0.1, batch=100, epochs=epochs)
     data, server, s = game(fed, 2, 1.0, how)
     for t in (1, 2):
-        posteriors, Ds = paper_round(data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how)
+        posteriors, Ds = paper_round(
+            data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how, disc_passes=epochs
+        )
         plain, _ = paper_round(
             data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how, uad=False, cgr=False, cgl=False
         )
@@ -808,7 +812,7 @@ def test_feduad_rounds_written_out(
 OTHERS: dict[str, list[Any]] = {
     "uad": [False], "cgr": [False], "cgl": [False], "lam": [0.0, 10.0], "stage_one": [0.0, 0.25, 1.0],
     "dynamic": ["fresh", "off"], "target": ["l1", "logits"], "direction": ["forward"], "outputs": ["group"],
-    "disc": ["mlp", "linear"], "disc_state": ["local", "fresh"], "disc_epochs": [0, 3],
+    "disc": ["mlp", "linear"], "disc_state": ["local", "fresh"], "disc_steps": [0, 3, "epochs"], "disc_epochs": [3],
     "alternate": ["batch"], "server_lr": [0.5], "server_momentum": [0.9], "weight": [0.0, 0.1],
     "cgr_weight": [0.0, 3.0], "reduction": ["mean"], "begin": ["prior"],
 }  # fmt: skip
@@ -820,8 +824,13 @@ def test_every_option_is_in_this_file() -> None:
         known_options = options(find(name))
         assert set(known_options) == set(OTHERS) - (set(OWN) if name == "feduad" else set())
         for option in known_options.values():
-            values = getattr(option.kind, "__args__", ())
-            assert set(values) <= {option.default, *OTHERS[option.name]}, option.name
+            values = {
+                value
+                for kind in (option.kind, *getattr(option.kind, "__args__", ()))
+                for value in getattr(kind, "__args__", ())
+                if isinstance(value, str)
+            }
+            assert values <= {option.default, *OTHERS[option.name]}, option.name
 
 
 @pytest.mark.sweep("uad-False", "server_lr", "disc_state-local")
@@ -832,7 +841,11 @@ def test_every_option_is_in_this_file() -> None:
 def test_no_option_is_without_effect(name: str, value: Any) -> None:
     """Half of the parties a round: other weights than by the defaults, and finite ones."""
     how = {"parties": 5, "participation": 0.6, "seed": 1, "rounds": 8 if name == "dynamic" else 4}
-    begin = {"stage_one": 0.0} if name == "dynamic" else {}
+    begin: dict[str, Any] = {"stage_one": 0.0} if name == "dynamic" else {}
+    if name.startswith("disc_"):  # with one epoch, a pass would be as many steps as a party takes
+        how["epochs"] = 2
+    if name == "disc_epochs":
+        begin = {"disc_steps": "epochs"}
     for method in ("fedufo", "feduad") if name not in OWN else ("fedufo",):
         usual, other = (
             run_method(text(method, settings), **how)
@@ -1046,7 +1059,7 @@ def test_stage_one_d_is_fixed_while_h_learns_and_h_while_d_learns() -> None:
     """
     D = discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2))
     for make in (FedUad, FedUfo):
-        still, with_passes = (_posterior(make(disc_epochs=e), D, HOW, _priors())[1] for e in (0, 5))
+        still, with_passes = (_posterior(make(disc_steps=e), D, HOW, _priors())[1] for e in (0, 5))
         assert same(still.D, D)
         assert not same(with_passes.D, D)
         assert same(still.theta, with_passes.theta)
@@ -1309,7 +1322,7 @@ def test_eq2_outputs_and_labels_of_the_discriminator(
         return tell_apart(disc, D, batch, owners)
 
     monkeypatch.setattr("comity.algorithms.feduad.tell_apart", recording_loss)
-    fed = FedUfo(outputs=outputs, dynamic="off")
+    fed = FedUfo(outputs=outputs, dynamic="off", disc_steps=1)
     _, server, s = game(fed)
     rounds(fed, server, s, 1)
     group = server.sample(1)
@@ -1416,7 +1429,7 @@ def test_u5_d_learns_after_each_batch() -> None:
     assert_near(reply.D, D)
     D_0 = {k: 3 * v for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()}
     _, frozen = _posterior(
-        FedUad(disc_epochs=0), D_0, Training(lr=0.2, batch=5, epochs=2), _priors()
+        FedUad(disc_steps=0), D_0, Training(lr=0.2, batch=5, epochs=2), _priors()
     )
     assert distance(frozen.theta, theta) > 1e-4, "with D frozen for the epochs h would be another"
 
@@ -1451,7 +1464,7 @@ def test_u14_steps_of_both_alternations_are_counted() -> None:
 def test_u14_steps() -> None:
     """U14: E epochs for the prior and E for the posterior, and D's passes; FedAvg has E."""
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
-    expected = {"feduad": 3, "feduad(disc_epochs=0)": 2, "feduad(disc_epochs=4,disc_state=fresh)": 6, "fedufo": 3,
+    expected = {"feduad": 3, "feduad(disc_steps=0)": 2, "feduad(disc_steps=epochs,disc_epochs=4,disc_state=fresh)": 6, "fedufo": 3,
                 "fedufo(uad=false)": 2, "fedufo(uad=false,cgr=false)": 1}  # fmt: skip
     assert {name: run_method(name).summary["steps"] for name in expected} == {
         k: 4 * v * epoch for k, v in expected.items()
@@ -1539,7 +1552,7 @@ BYTES: list[tuple[str, dict[str, Any], int, int, int, bool]] = [
     ("feduad", {"disc_state": "local"}, 1, 0, 0, True),
     ("feduad", {"disc_state": "fresh"}, 1, 0, 0, True),
     ("feduad", {"outputs": "group"}, 1, 0, 0, True),
-    ("feduad", {"alternate": "batch", "disc_epochs": 3}, 1, 1, 0, True),
+    ("feduad", {"alternate": "batch", "disc_steps": 3}, 1, 1, 0, True),
     ("feduad", {"server_lr": 0.5, "server_momentum": 0.9}, 1, 1, 0, True),
     ("fedufo", {}, 1, 1, 1, True),
     ("fedufo", {"dynamic": "off"}, 1, 1, 0, True),

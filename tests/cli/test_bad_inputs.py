@@ -231,7 +231,7 @@ def test_protocol_out_of_range(spec: str, here: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "name"),
     [("fedprox", "mu"), ("fedavg+dbe", "kappa"), ("fedavg+dbe", "mu"), ("fedavg+dbe", "noise_s"), ("fedavg+dbe", "noise_q"),
-     ("scaffold", "server_lr"), ("adcol", "mu"), ("adcol", "hidden"), ("adcol", "disc_epochs"), ("adcol", "sampling")],
+     ("scaffold", "server_lr"), ("adcol", "mu"), ("adcol", "hidden"), ("adcol", "disc_epochs"), ("adcol", "disc_steps"), ("adcol", "sampling")],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "-inf", "abc", "", "true"])
 def test_method_constant_out_of_range(method: str, name: str, value: str, here: Path) -> None:

@@ -736,7 +736,7 @@ def test_show(name: str) -> None:
 
 def test_show_names_options_with_their_defaults() -> None:
     lines = succeed("show", "fedprox+dbe").out.splitlines()
-    assert any(line.split()[:2] == ["kappa", "50.0"] for line in lines)
+    assert any(line.split()[:2] == ["kappa", "paper"] for line in lines)
     assert sum(line.split()[:1] == ["mu"] for line in lines) == 2
 
 

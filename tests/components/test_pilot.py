@@ -300,17 +300,24 @@ def test_invalid_kappa_is_refused(wrong: str) -> None:
 @pytest.mark.parametrize(
     ("text", "model", "warns"),
     [
-        ("fedavg+dbe", BATCHNORM, True),
-        ("fedavg+mr(kappa=1)", BATCHNORM, True),
+        ("fedavg+dbe(kappa=50)", BATCHNORM, True),
+        ("fedavg+mr(kappa=1.5)", BATCHNORM, True),
+        ("fedavg+dbe(kappa=100)", "mlp2", True),
+        ("fedavg+dbe", BATCHNORM, False),
+        ("fedavg+mr(kappa=1)", BATCHNORM, False),
         ("fedavg+dbe", "mlp2", False),
-        ("fedavg+dbe(kappa=0)", BATCHNORM, False),
+        ("fedavg+dbe(kappa=50)", "mlp2", False),
         ("fedavg+dbe(kappa=auto)", BATCHNORM, False),
         ("fedavg+prbm", BATCHNORM, False),
     ],
 )
-def test_warning_with_batchnorm(text: str, model: str, warns: bool) -> None:
+def test_a_kappa_above_the_papers_for_this_kind_of_network_warns(
+    text: str, model: str, warns: bool
+) -> None:
     job = prepare(config.experiment({"algorithm": text, "model": model}), ragged())
-    warnings = [sentence for sentence in job.method_warnings() if "BatchNorm" in sentence]
+    warnings = [
+        sentence for sentence in job.method_warnings() if "network of this kind" in sentence
+    ]
     assert bool(warnings) == warns
     assert all("kappa=auto" in sentence for sentence in warnings)
 

@@ -265,6 +265,7 @@ def test_b12_dp_sgd_on_the_discriminator_is_accounted_for(federation: comity.Fed
             "adcol",
             federation,
             rounds=2,
+            disc_steps="epochs",
             disc_noise=1.5,
             disc="linear",
             model="mlp2(width=8)",

@@ -120,7 +120,7 @@ def test_ledger_equals_the_closed_form_in_other_settings(
     over_methods([
         ("adcol", {"disc": "linear"}),
         ("adcol", {"hidden": 7, "sampling": 0.3}),
-        ("adcol", {"cut": "fc1", "disc_epochs": 0}),
+        ("adcol", {"cut": "fc1", "disc_steps": 0}),
         ("adcol", {"cut": "conv2"}),
         ("adcol", {"past": 3, "rounds": 4}),
         ("adcol", {"slots": "cohort", "participation": 0.5, "rounds": 3}),

@@ -5,18 +5,22 @@ representation. Each party trains its own model F_i so that D cannot predict it.
 
 Eq. 2: min CE(F_i(x), y) + μ · KL(u ‖ D(G_i(x))), u = (1/N, ..., 1/N); D is constant, the gradient
 goes through it into G_i.
-Algorithm 1: l.3-5 send D, train locally, collect R_i = G_i(x); l.6-9 one pass of SGD on D with
-label i; l.11-18 the party's steps.
+Algorithm 1: l.3-5 send D, train locally, collect R_i = G_i(x); l.6-9 SGD on D with label i; l.11-18
+the party's steps.
 
 At a glance: personal = the whole model; exchanged = representations up, the discriminator's weights
 down; kept = the party's model; at the server the discriminator; steps = E epochs; the
-discriminator's at the server.
+discriminator's at the server, by default as many as a party's.
 Symbols: G_i = features of F_i (up to the cut); N = parties; R = representations; r = share of them
 sent.
-Deviations: all F_i start from the same weights, so that comparisons are paired (init=own: each
-party from its own). Representations are computed after training, in evaluation mode; class labels
-are never sent. D is trained with the experiment's optimizer, as the paper has a single η. The
-method is meant for feature skew: with label skew the penalty works against the labels (B.8).
+Deviations: D takes as many steps a round as a party, while Algorithm 1 prints one pass over all R_i
+(disc_steps=epochs). In the paper's set-up (N = 5, E = 10) that pass is half of a party's steps;
+with fewer local steps or more parties it is many times more, D predicts every party with certainty
+and its gradient destroys the representations. All F_i start from the same weights, so that
+comparisons are paired (init=own: each party from its own). Representations are computed after
+training, in evaluation mode; class labels are never sent. D is trained with the experiment's
+optimizer, as the paper has a single η. The method is meant for feature skew: with label skew the
+penalty works against the labels (B.8).
 """
 
 from __future__ import annotations
@@ -30,7 +34,13 @@ import torch
 from torch import Tensor
 
 from comity.base.content import AVERAGED_PART, REPRESENTATIONS, describe
-from comity.components.discriminator import carry_over, discriminator, label_by_owner
+from comity.components.discriminator import (
+    DiscriminatorSteps,
+    as_many_steps_as_a_party,
+    carry_over,
+    discriminator,
+    label_by_owner,
+)
 from comity.components.divergence import kl_from_uniform
 from comity.components.server_steps import shared_names
 from comity.components.views import Supervision, supervision
@@ -82,7 +92,7 @@ class Judges:
 
 
 @algorithm
-class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
+class Adcol(DiscriminatorSteps, PrivateRows, Algorithm[Game, AdcolState, Game]):
     mu: float = option(1.0, "weight of the adversarial term, eq. 2", minimum=0)
     disc: Literal["mlp", "linear", "deep", "conv"] = option(
         "mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv"
@@ -118,6 +128,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     def check(self, info: Info) -> None:
         info.same_width("adcol")
+        self.check_disc_steps()
         if self.aggregate != "none":
             info.same_architecture(f"adcol with aggregate={self.aggregate}")
         if self.slots == "cohort" and (self.past > 1 or self.aggregate != "none"):
@@ -152,11 +163,14 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def train_discriminator(
         self, D: Params, R: dict[int, Reps], slot: dict[int, int], server: Server
     ) -> Params:
-        """D after its epochs on R_i with label slot[i], l.6-9."""
+        """D after its steps on R_i with label slot[i], l.6-9."""
         task = self.discriminator(server.info.width, len(slot))
         data = label_by_owner({slot[i]: reps.z for i, reps in R.items()})
-        how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
+        how = self.server_training(server.info, list(R))
         return self.fit_on_server(server, task, D, data, server.key("discriminator"), how)
+
+    def server_training(self, info: Info, cohort: Sequence[int]) -> Training:
+        return self.disc_training(as_many_steps_as_a_party(info, cohort))
 
     @on_party
     async def local(
@@ -309,6 +323,11 @@ class AdcolAccounting(PrivateRowsAccounting[Adcol]):
     def releases(self, function: str, facts: PartyFacts) -> Releases:
         rows = self.method.row_releases("Reps.z", facts.info.width)
         return rows if self.method.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
+
+    def warnings(self, info: Info) -> list[str]:
+        cohort = list(info.parties)[: info.cohort or None]
+        rows = sum(self.method.rows(info.sizes[i]) for i in cohort)
+        return self.method.disc_warnings(as_many_steps_as_a_party(info, cohort), rows)
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         D = (

@@ -17,9 +17,10 @@ the offset and a running mean; steps = the host's, and one epoch before round 1.
 Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
 Deviations: the ½ in MR is from the authors' code, with which κ = 50 was tuned (as printed:
 half=false). z̄_i is the exact mean, as printed (the code: init_mean=ema). The offset is trained by
-the experiment's optimizer. The defaults of κ and μ are those for the 4-layer CNN. With BatchNorm
-use kappa=auto, which runs some rounds with each of κ = 0, 1, 5 and 50 and takes the best on
-validation samples.
+the experiment's optimizer. κ and μ are the paper's for a network of this kind (C.2): 50 and 1 (its
+CNN), 1 and 0.1 with BatchNorm (its ResNet-18), 0.1 and 1 for a mean of word vectors (fastText).
+kappa=auto runs some rounds with each of κ = 0, 1, 5 and 50 and takes the best on validation
+samples.
 Compared: the same as PFLlib's, with init_mean=ema. See docs/methods-beside.md.
 """
 
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,22 @@ from comity.privacy.options import NoisyMean, NoisyMeanAccounting
 
 OFFSET = "dbe.offset"
 MEAN = "dbe.mean"
+
+
+class Constants(NamedTuple):
+    """κ and μ, which the paper sets by the kind of network (C.2)."""
+
+    kappa: float
+    mu: float
+
+
+def paper_constants(task: LearningTask) -> Constants:
+    """The paper's constants for a network of this kind."""
+    if task.norm_names:  # as its ResNet-18
+        return Constants(1.0, 0.1)
+    if task.network.name.startswith("fasttext"):
+        return Constants(0.1, 1.0)
+    return Constants(50.0, 1.0)  # as its 4-layer CNN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +115,15 @@ class Biased(LearningTask):
 @algorithm
 class Dbe(NoisyMean, Piloted):
     host: AveragesWeights[Any, Any, Any]
-    kappa: float | Literal["auto"] = option(
-        50.0, "κ, weight of the mean regulariser (eq. 8); auto: by a pilot", minimum=0
+    kappa: float | Literal["paper", "auto"] = option(
+        "paper",
+        "κ, weight of the mean regulariser (eq. 8): 50, with BatchNorm 1, for fasttext 0.1; auto:"
+        " by a pilot",
+        minimum=0,
     )
-    mu: float = option(
-        1.0,
-        "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone",
+    mu: float | Literal["paper"] = option(
+        "paper",
+        "μ, momentum of the running mean (eq. 9): 1, the current batch alone, with BatchNorm 0.1",
         minimum=0,
         maximum=1,
     )
@@ -164,6 +184,13 @@ class Dbe(NoisyMean, Piloted):
             )
         super().check(info)
 
+    def paper_kappa(self, task: LearningTask) -> float:
+        return paper_constants(task).kappa
+
+    def momentum(self, task: LearningTask) -> float:
+        """μ for a network of this kind."""
+        return paper_constants(task).mu if self.mu == "paper" else self.mu
+
     def at_cut(self, task: LearningTask) -> LearningTask:
         return replace(task, cut=self.cut) if self.cut else task
 
@@ -181,8 +208,8 @@ class Dbe(NoisyMean, Piloted):
             offset=self.has_offset,
             frozen=not self.train_offset,
             consensus=extra.z,
-            kappa=self.weight(extra),
-            mu=self.mu,
+            kappa=self.weight(extra, task),
+            mu=self.momentum(task),
             half=self.half,
             debias=self.ema_debias,
         )
@@ -239,7 +266,7 @@ class Dbe(NoisyMean, Piloted):
         z = task.features(theta, batch.x, train=True)
         now = z.detach().mean(0)
         before = batch.scratch.get(MEAN, torch.zeros_like(now))
-        mu = self.mu if self.init_mean == "ema" else 1 / (batch.number + 1)
+        mu = self.momentum(task) if self.init_mean == "ema" else 1 / (batch.number + 1)
         batch.scratch[MEAN] = (1 - mu) * before + mu * now
         return task.objective(theta, z, batch)
 

@@ -17,7 +17,8 @@ discriminator of features.
 At a glance: personal = nothing (target=each: the model made for the party); exchanged = sources:
 weights both ways, DI_i down, all samples' representations up; the target: the sources' weights and
 DIs down, weights and representations up; kept = nothing (the server: models and DIs); steps = E
-epochs at sources and at the target (target=each: N times that).
+epochs at sources and at the target (target=each: N times that); each DI's at the server, by default
+as many as a party's.
 Deviations: only the abstract, the introduction and summaries of the paper could be read; the rest
 is from memory. μ and DI's size are choices of this file. Sources begin each round at the target's
 model (paper: their gradients are applied to it). The paper's attention is a softmax of how much
@@ -44,7 +45,14 @@ from torch import Tensor
 from comity.base.content import REPRESENTATIONS, WEIGHTS, Content, describe
 from comity.components.classwise import features_of
 from comity.components.clusters import left_in_clusters
-from comity.components.discriminator import both_sides, discriminator, label_by_owner, shares_of
+from comity.components.discriminator import (
+    DiscriminatorSteps,
+    as_many_steps_as_a_party,
+    both_sides,
+    discriminator,
+    label_by_owner,
+    shares_of,
+)
 from comity.core import *
 
 SOURCE, TARGET = 0, 1
@@ -97,7 +105,7 @@ class Judges:
 
 
 @algorithm
-class Fada(Algorithm[Targets, dict[int, Params], Model]):
+class Fada(DiscriminatorSteps, Algorithm[Targets, dict[int, Params], Model]):
     target: str = option(
         "",
         "the party without labels, by its name; empty: the last; each: every party in turn, by the"
@@ -111,11 +119,11 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         "shallow", "DI: three FC layers, one, two, or five"
     )
     hidden: int = option(256, "width of DI's hidden layers", minimum=1)
-    disc_epochs: int = option(1, "epochs on each identifier in a round", minimum=0)
 
     def check(self, info: Info) -> None:
         info.needs_classes("fada", "looks for as many clusters as there are classes")
         info.same_architecture("fada")
+        self.check_disc_steps()
         if len(info.names) < 2:
             raise UsageError("fada needs a source beside the target: at least two parties.")
         if self.target == "each" and info.training.keep and 0 < info.cohort < len(info.names):
@@ -196,7 +204,8 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     def train_identifier(
         self, DI: Params, z_i: Tensor, z_t: Tensor, server: Server, pair: tuple[int, int]
     ) -> Params:
-        how = replace(server.info.training, epochs=self.disc_epochs, steps=None, augment=None)
+        like_a_party = as_many_steps_as_a_party(server.info, server.info.parties)
+        how = replace(self.disc_training(like_a_party), augment=None)
         data = label_by_owner({SOURCE: z_i, TARGET: z_t})
         task = self.identifier(server.info.width)
         return server.fit(
@@ -308,6 +317,10 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
 
 @accounts_for(Fada)
 class FadaAccounting(Accounting[Fada]):
+    def warnings(self, info: Info) -> list[str]:
+        pair = sum(sorted(info.sizes[i] for i in info.parties)[-2:])
+        return self.method.disc_warnings(as_many_steps_as_a_party(info, info.parties), pair)
+
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         rows = (-1, task.width)
         return {"Lesson.DI": self.method.identifier(task.width), "Shown.z": rows, "Adapted.z": rows}

@@ -13,11 +13,11 @@ and class counts down; kept = nothing; steps = E epochs with a pass of every oth
 and the discriminator's.
 Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and
 by prior j; K, K_c = parties.
-Deviations: D is averaged with w and trained for one pass per round (the paper does not say); a
-fresh D is trained before the posterior, not after it. The server averages; with server_lr or
-server_momentum it steps towards the average. The posterior starts from w; "a prior model" may also
-mean that it starts from w̃_k (begin=prior). With bn=none others' priors are evaluated with the
-party's own BatchNorm.
+Deviations: D is averaged with w and takes as many steps a round as the posterior (the paper does
+not say; disc_steps=epochs: passes over the samples); a fresh D is trained before the posterior, not
+after it. The server averages; with server_lr or server_momentum it steps towards the average. The
+posterior starts from w; "a prior model" may also mean that it starts from w̃_k (begin=prior). With
+bn=none others' priors are evaluated with the party's own BatchNorm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from comity.base.content import (
     describe,
 )
 from comity.components.classwise import features_of
-from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
+from comity.components.discriminator import (
+    DiscriminatorSteps,
+    Owners,
+    discriminator,
+    tell_apart,
+    with_others,
+)
 from comity.components.divergence import uniform_cross_entropy
 from comity.components.server_steps import momentum_step
 from comity.core import *
@@ -107,7 +113,7 @@ class Adversary:
 
 
 @algorithm
-class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
+class FedUad(DiscriminatorSteps, Algorithm[FedUadServer, FedUadState, Both]):
     uad: bool = field(default=True, init=False)  # an option of fedufo
     cgr: bool = field(default=False, init=False)
     weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
@@ -126,7 +132,6 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     disc_state: Literal["federated", "local", "fresh"] = option(
         "federated", "D is averaged, the party's, or new each round"
     )
-    disc_epochs: int = option(1, "passes over D's features a round", minimum=0)
     alternate: Literal["round", "batch"] = option(
         "round", "D learns after the posterior's epochs, or with each of its batches"
     )
@@ -139,6 +144,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def check(self, info: Info) -> None:
         info.needs_classes("fedufo", "weighs answers by class")
         info.same_architecture("averaging")
+        self.check_disc_steps()
         if self.begin == "prior" and not (self.uad or self.cgr):
             raise UsageError("begin=prior needs priors, but without uad and cgr nobody trains one.")
 
@@ -246,12 +252,12 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         samples = with_others(party.data.train, list(features.values()))
 
         async def train_discriminator(D: Params, theta: Params) -> Params:
-            epochs = replace(party.training, epochs=self.disc_epochs, steps=None)
+            how = self.disc_training(party.training)
             inputs = replace(samples, x=features_of(task, theta, samples))
             turn = key.fold("discriminator")
             return (
                 await party.fit(
-                    tell_apart, D, turn, owners, task=disc, samples=inputs, training=epochs
+                    tell_apart, D, turn, owners, task=disc, samples=inputs, training=how
                 )
             ).theta
 
@@ -330,6 +336,11 @@ A = TypeVar("A", bound=FedUad)
 
 @accounts_for(FedUad)
 class FedUadAccounting(Accounting[A]):
+    def warnings(self, info: Info) -> list[str]:
+        if not self.method.uad or self.method.alternate == "batch":
+            return []
+        return self.method.disc_warnings(info.training, max(info.sizes[i] for i in info.parties))
+
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {
             "Both.D": self.method.discriminator(task.width, parties),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,17 +13,79 @@ from torch import Tensor
 
 from comity.core import (
     Batch,
+    Info,
     LearningTask,
     Params,
     Samples,
+    Training,
     UsageError,
     cross_entropy,
+    mixin,
     on_device,
+    option,
     record,
 )
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
+SEVERAL = 3
+"""So many times the steps of the parties' models are too many for a discriminator."""
+
+
+@mixin
+class DiscriminatorSteps:
+    """How long a discriminator is trained in a round.
+
+    A discriminator that takes many more steps than the models that it judges predicts every party
+    with certainty, and its gradient then destroys their representations. So it takes as many steps
+    as they do, unless the user says otherwise.
+    """
+
+    disc_steps: int | Literal["party", "epochs"] = option(
+        "party",
+        "steps on D in a round: as many as a party's model takes, disc_epochs passes, or a number",
+        minimum=0,
+    )
+    disc_epochs: int = option(
+        1, "passes over D's data in a round, with disc_steps=epochs", minimum=0
+    )
+
+    def check_disc_steps(self) -> None:
+        """Raise UsageError if `disc_epochs` is given but would have no effect."""
+        if self.disc_epochs != 1 and self.disc_steps != "epochs":
+            raise UsageError(
+                f"disc_epochs={self.disc_epochs} counts with disc_steps=epochs only: write"
+                f" disc_steps=epochs,disc_epochs={self.disc_epochs}, or disc_steps=NUMBER."
+            )
+
+    def disc_training(self, how: Training) -> Training:
+        """How D is trained in a round, if `how` gives it as many steps as a party's model takes."""
+        if self.disc_steps == "party":
+            return how
+        if self.disc_steps == "epochs":
+            return replace(how, epochs=self.disc_epochs, steps=None)
+        return replace(how, steps=self.disc_steps)
+
+    def disc_warnings(self, how: Training, rows: int) -> list[str]:
+        """A warning if D, which has `rows` samples in a round, takes several times the steps of a
+        party's model, which `how` would give it.
+        """
+        steps, party_steps = self.disc_training(how).steps_for(rows), how.steps_for(rows)
+        if steps < SEVERAL * max(1, party_steps):
+            return []
+        return [
+            f"the discriminator takes {steps:,} steps a round and a party's model {party_steps:,}:"
+            " so strong a discriminator can destroy the representations. disc_steps=party gives"
+            " both the same number."
+        ]
+
+
+def as_many_steps_as_a_party(info: Info, cohort: Sequence[int]) -> Training:
+    """The training of a model at the server that takes as many steps as a party's model, averaged
+    over the cohort.
+    """
+    steps = [info.training.steps_for(info.sizes[i]) for i in cohort]
+    return replace(info.training, steps=round(sum(steps) / len(steps)))
 
 
 @cache

@@ -147,7 +147,7 @@ class Piloted(Wrapper[Mean]):
     state.
     """
 
-    kappa: float | Literal["auto"]
+    kappa: float | Literal["paper", "auto"]
     pilot_rounds: int
     """Number of rounds with each candidate."""
 
@@ -160,8 +160,14 @@ class Piloted(Wrapper[Mean]):
     def at_cut(self, task: LearningTask) -> LearningTask:
         """The task with the cut at which means are taken."""
 
-    def weight(self, extra: Mean) -> float:
-        """The present value of kappa: the option, or the one from the pilot."""
+    @abstractmethod
+    def paper_kappa(self, task: LearningTask) -> float:
+        """The paper's kappa for a network of this kind."""
+
+    def weight(self, extra: Mean, task: LearningTask) -> float:
+        """The present value of kappa: the paper's, the option, or the one from the pilot."""
+        if self.kappa == "paper":
+            return self.paper_kappa(task)
         if self.kappa != "auto":
             return self.kappa
         return extra.kappa.value if extra.kappa else 0.0
@@ -257,11 +263,13 @@ class PilotedAccounting(WrapperAccounting[A]):
     """The accounting of a wrapper with a pilot."""
 
     def warnings(self, info: Info) -> list[str]:
-        if self.method.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
+        kappa = self.method.kappa
+        paper = max(self.method.paper_kappa(task) for task in info.tasks)
+        if isinstance(kappa, str) or kappa <= paper:
             return []
         return [
-            f"kappa={self.method.kappa:g} may do harm in a network with BatchNorm like this one:"
-            " kappa=auto asks validation data."
+            f"kappa={kappa:g} is more than the paper's {paper:g} for a network of this kind, and"
+            " may do harm: leave it out, or kappa=auto asks validation data."
         ]
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:

@@ -59,9 +59,6 @@ class PrivateRows:
     delta: float = option(
         0.01, "δ for which gauss_l2's noise is made; the paper's 0.01 is large", above=0, maximum=1
     )
-    disc_epochs: int = option(
-        1, "passes over the representations per round (Algorithm 1)", minimum=0
-    )
     disc_noise: float = option(
         0.0, "noise multiplier of DP-SGD on D at a trusted server; 0: none", minimum=0
     )
@@ -70,6 +67,10 @@ class PrivateRows:
     @abstractmethod
     def rows(self, n: int) -> int:
         """How many rows a party with n samples sends."""
+
+    @abstractmethod
+    def server_training(self, info: Info, cohort: Sequence[int]) -> Training:
+        """How the server trains on the cohort's rows in a round."""
 
     def with_row_noise(self, sigma: float) -> Self:
         """The same method with Gaussian noise of that standard deviation on its rows (`+ldp`)."""
@@ -142,8 +143,7 @@ class PrivateRowsAccounting(Accounting[P]):
         if not self.method.disc_noise:
             return None
         rows = sum(self.method.rows(info.sizes[i]) for i in cohort)
-        how = replace(info.training, epochs=self.method.disc_epochs, steps=None)
-        rate, steps = Sampling.of(how, rows)
+        rate, steps = Sampling.of(self.method.server_training(info, cohort), rows)
         noise = self.method.disc_noise * self.method.disc_clip
         return Release("row", "gaussian", self.method.disc_clip, noise, rate=rate, steps=steps)
 
