@@ -4,16 +4,15 @@ interval and a verdict.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comity.measure.seeds import interval_over_seeds
 from comity.papers import Claim, Table
-from comity.papers.cells import LESS_IS_BETTER, Cell
+from comity.papers.cells import LEAST_SEEDS, LESS_IS_BETTER, ROUNDING, Cell
 
-LEAST_SEEDS = 3
-"""The fewest seeds of an interval; with fewer it would be too wide to be of use."""
 WORDS = ("reproduced", "direction reproduced", "contradicted", "undecided")
 
 
@@ -22,10 +21,10 @@ class Verdict:
     """The verdict on one claim in one column.
 
     The claim is *reproduced* if the setting is that of the paper, the 95% interval of the
-    difference lies on the claimed side, and the printed difference lies within it, allowing for two
-    of the printed standard deviations. Its *direction* is reproduced if only the interval lies on
-    the claimed side. It is *contradicted* if the interval lies on the other side, and *undecided*
-    if it contains zero or there are too few seeds.
+    difference lies on the claimed side, and what was measured agrees with what is printed: both
+    figures (`Cell.agrees`) and their difference. Its *direction* is reproduced if only the interval
+    lies on the claimed side. It is *contradicted* if the interval lies on the other side, and
+    *undecided* if it contains zero or there are too few seeds.
     """
 
     claim: str
@@ -37,7 +36,9 @@ class Verdict:
     printed: float | None
     """The difference of the printed figures, where the paper prints both."""
     slack: float
-    """Twice the sum of the printed standard deviations."""
+    """Twice the printed standard deviations of both figures, added in quadrature."""
+    figures_agree: bool
+    """Whether both measured figures agree with the printed ones."""
     as_printed: bool
     """Whether the setting is that of the paper."""
 
@@ -61,8 +62,11 @@ class Verdict:
         low, high = self.interval
         if high < 0:
             return "contradicted"
-        agrees = self.printed is not None and low - self.slack <= self.printed <= high + self.slack
-        return "reproduced" if self.as_printed and agrees else "direction reproduced"
+        half = (high - low) / 2
+        allowed = math.hypot(half, self.slack) + 2 * ROUNDING  # a difference of two rounded figures
+        agrees = self.printed is not None and abs(self.mean - self.printed) <= allowed
+        reproduced = self.as_printed and self.figures_agree and agrees
+        return "reproduced" if reproduced else "direction reproduced"
 
     @property
     def text(self) -> str:
@@ -116,5 +120,12 @@ def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict
         return None
     (above, above_std), (below, below_std) = better.paper, worse.paper
     printed = None if above is None or below is None else sign * (above - below)
-    slack = 2 * ((above_std or 0) + (below_std or 0))
-    return Verdict(claim, better.column.name, differences, printed, slack, as_printed)
+    return Verdict(
+        claim,
+        better.column.name,
+        differences,
+        printed,
+        slack=2 * math.hypot(above_std or 0, below_std or 0),
+        figures_agree=better.agrees is True and worse.agrees is True,
+        as_printed=as_printed,
+    )

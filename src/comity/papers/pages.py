@@ -33,10 +33,19 @@ HEADS = (
     "paper",
     "measured",
     "difference",
-    "within 2 std",
+    "agrees",
     "last tenth",
     "swing",
 )
+
+LEGEND = (
+    "*measured*: mean ± sample standard deviation over seeds; the paper's ± is its own. *agrees*:"
+    " the difference is at most √(a² + b²), with two printed standard deviations as a and half of"
+    " our 95% interval over seeds as b. An asterisk: the paper prints no spread, so only ours"
+    " counts. *last tenth*: mean over the evaluated rounds in the last tenth of a run and over"
+    " seeds. *swing*: the sample standard deviation from evaluation to evaluation."
+)
+"""What the columns of a page's table mean."""
 
 
 def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
@@ -50,13 +59,15 @@ def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
     rows = []
     for cell in cells:
         mean_text = number(cell.mean, cell.std) or cell.why
-        within = {True: "yes", False: "no", None: ""}[cell.within]
+        agrees = {True: "yes", False: "no", None: ""}[cell.agrees]
+        if agrees and cell.paper[1] is None:
+            agrees += " *"
         ends = number(fmean(cell.ends.values()) if cell.ends else None)
         figures = [
             number(*cell.paper),
             mean_text,
             number(cell.difference, sign="+"),
-            within,
+            agrees,
             ends,
             number(cell.swing),
         ]
@@ -112,10 +123,7 @@ def page(reproduction: Reproduction) -> str:
         "Settings of each run:",
         "\n".join(f"- {text}" for text in format_settings(reproduction.settings)),
         markdown(HEADS, format_cells(reproduction.cells)).rstrip(),
-        (
-            "*last tenth*: mean over the evaluated rounds in the last tenth of a run and over"
-            " seeds; *swing*: the standard deviation from evaluation to evaluation."
-        ),
+        LEGEND,
         *_course(reproduction.cells),
         *_claims(results, untested(table, results), reproduction),
         *(["## What we make of it", table.findings] if table.findings else []),
