@@ -52,6 +52,20 @@ parties = 2
 model = "linear"
 rounds = 40
 validation = 0
+[stated]
+data = "section 1"
+partition = "section 1"
+parties = "section 1"
+model = "section 1"
+rounds = "section 1"
+batch = "section 1"
+"unheard.q" = "section 1"
+[chosen]
+test = "not stated"
+epochs = "not stated"
+optimizer = "not stated"
+lr = "not stated"
+validation = "not stated"
 [reduced]
 rounds = 3
 seeds = 1
@@ -167,7 +181,8 @@ def test_verdicts() -> None:
     assert judge((3.0, 1.0, 2.0), (1.0, 2.0, 2.0)).word == "undecided"
     assert judge((9.0, 9.0), (1.0, 1.1)).word == "undecided"  # two seeds
     assert (
-        str(judge((9.0,), (1.0,), (3, 2))) == "a > b in c: undecided, +8.00 (1 seed), printed +1.00"
+        str(judge((9.0,), (1.0,), ((3, 1), (2, 1))))
+        == "a > b in c: undecided, +8.00 (1 seed), printed +1.00"
     )
     assert str(clear) == "a > b in c: direction reproduced, +3.00 (+0.52 to +5.48)"
 
@@ -217,6 +232,7 @@ def test_reproduce_a_table_and_resume_it(own: Path, tmp_path: Path) -> None:
     output = succeed("reproduce", own, "--scale", "reduced", "--out", out).out
     assert "not yet implemented" in output
     assert "no data: tiny-imagenet" in output
+    assert "Our choice: `test` (not stated), " in output
     rows = {
         (r["column"], r["row"]): r
         for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from comity.measure.seeds import interval_over_seeds
@@ -14,6 +14,9 @@ from comity.papers import Claim, Table
 from comity.papers.cells import LEAST_SEEDS, LESS_IS_BETTER, ROUNDING, Cell
 
 WORDS = ("reproduced", "direction reproduced", "contradicted", "undecided")
+
+MOST_NAMED = 4
+"""The most constants that a remark names; the page of the table names all of them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class Verdict:
     """Whether both measured figures agree with the printed ones."""
     as_printed: bool
     """Whether the setting is that of the paper."""
+    remarks: str = ""
+    """What a reader of the verdict should know: constants of our choice and others than the paper
+    states, printed figures that were copied from another paper or have no spread.
+    """
 
     @property
     def mean(self) -> float:
@@ -80,7 +87,8 @@ class Verdict:
 
     def __str__(self) -> str:
         printed = "" if self.printed is None else f", printed {self.printed:+.2f}"
-        return f"{self.claim} in {self.column}: {self.word}, {self.text}{printed}"
+        remarks = f" ({self.remarks})" if self.remarks else ""
+        return f"{self.claim} in {self.column}: {self.word}, {self.text}{printed}{remarks}"
 
 
 def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verdict]:
@@ -92,12 +100,8 @@ def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verd
         for column in dict.fromkeys(
             cell.column.name for cell in cells if only in ("", cell.column.name)
         ):
-            both = by.get((column, better)), by.get((column, worse))
-            if (
-                both[0]
-                and both[1]
-                and (verdict := _verdict(f"{better} > {worse}", both[0], both[1], as_printed))
-            ):
+            high, low = by.get((column, better)), by.get((column, worse))
+            if high and low and (verdict := _verdict(table, high, low, as_printed)):
                 results.append(verdict)
     return results
 
@@ -111,7 +115,7 @@ def untested(table: Table, results: Sequence[Verdict]) -> list[str]:
     ]
 
 
-def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:
+def _verdict(table: Table, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:
     """Compare two cells of a column, by the seeds that both have; None if there are none."""
     sign = -1 if better.column.measure.partition(":")[0] in LESS_IS_BETTER else 1
     high, low = better.compared, worse.compared
@@ -121,11 +125,31 @@ def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict
     (above, above_std), (below, below_std) = better.paper, worse.paper
     printed = None if above is None or below is None else sign * (above - below)
     return Verdict(
-        claim,
+        f"{better.row.name} > {worse.row.name}",
         better.column.name,
         differences,
         printed,
         slack=2 * math.hypot(above_std or 0, below_std or 0),
         figures_agree=better.agrees is True and worse.agrees is True,
-        as_printed=as_printed,
+        as_printed=as_printed and not table.marked("differs", [better.row, worse.row]),
+        remarks="; ".join(_remarks(table, better, worse)),
     )
+
+
+def _remarks(table: Table, better: Cell, worse: Cell) -> Iterator[str]:
+    """Yield what a reader of the verdict on two cells should know."""
+    both = (better, worse)
+    if chosen := table.marked("chosen", [cell.row for cell in both]):
+        several = f"{len(chosen)} constants are our choice"
+        yield several if len(chosen) > MOST_NAMED else f"our choice: {', '.join(chosen)}"
+    if differs := table.marked("differs", [cell.row for cell in both]):
+        yield f"other than the paper states: {', '.join(differs)}"
+    for cell in both:
+        copied = table.source_of(cell.row.name, cell.column.name)
+        if copied and cell.paper[0] is not None:
+            source = f"{copied.source} ({copied.where})"
+            yield f"{cell.row.title}'s printed figure is copied from {source}"
+    if None not in (better.paper[0], worse.paper[0]) and (
+        bare := [cell.row.title for cell in both if cell.paper[1] is None]
+    ):
+        yield f"no printed spread of {' and '.join(bare)}"
