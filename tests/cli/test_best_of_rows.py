@@ -49,7 +49,6 @@ name = "fedprox"
 title = "FedProx, chosen"
 algorithm = "fedprox"
 best_of = ["weak", "strong"]
-paper = {mean = 60}
 [[rows]]
 name = "weak"
 title = "weak"

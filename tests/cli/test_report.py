@@ -106,6 +106,18 @@ parties = 2
 model = "linear"
 rounds = 1
 validation = 0
+[stated]
+data = "section 1"
+partition = "section 1"
+parties = "section 1"
+test = "section 1"
+model = "section 1"
+rounds = "section 1"
+epochs = "section 1"
+batch = "section 1"
+optimizer = "section 1"
+lr = "section 1"
+validation = "section 1"
 [smoke]
 rounds = 1
 [[columns]]

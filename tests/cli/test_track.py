@@ -222,7 +222,6 @@ measure = "mean"
 name = "solo"
 title = "SOLO"
 algorithm = "solo"
-paper = {mean = 10}
 """
 
 

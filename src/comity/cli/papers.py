@@ -24,7 +24,7 @@ from comity.cli.options import (
 from comity.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from comity.papers import Scale
+    from comity.papers import Scale, Table
     from comity.papers.reproduce import Run
     from comity.papers.reproduction import Reproduction
 
@@ -127,11 +127,7 @@ def reproduce(
     runs = reproduce.plan_runs(
         table, chosen_scale, seed_list, selected_columns, selected_rows, changes
     )
-    screen.out.print(f"{table.source}: {table.title}", style="bold", soft_wrap=True)
-    for run_name, why in dict.fromkeys(
-        (run.name, run.why) for run in runs if run.why.startswith("no data")
-    ):
-        screen.out.print(f"{run_name}: {why}", soft_wrap=True)
+    _show_setting(table, runs)
     if only_plan or scale == "full":
         _show_costs(runs, len(seed_list))
     if only_plan:
@@ -170,6 +166,20 @@ def reproduce(
     pages.write_reproduction(reproduction, folder)
     if report:
         write_report(folder)
+
+
+def _show_setting(table: Table, runs: Sequence[Run]) -> None:
+    """Print what is run, where its constants come from, and which data are missing."""
+    from comity.cli import screen
+    from comity.papers import pages
+
+    screen.out.print(f"{table.source}: {table.title}", style="bold", soft_wrap=True)
+    for line in pages.describe_constants(table):
+        screen.out.print(line, soft_wrap=True)
+    for run_name, why in dict.fromkeys(
+        (run.name, run.why) for run in runs if run.why.startswith("no data")
+    ):
+        screen.out.print(f"{run_name}: {why}", soft_wrap=True)
 
 
 def _show_table(reproduction: Reproduction, folder: Path) -> None:

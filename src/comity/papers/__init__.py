@@ -19,11 +19,19 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from comity.errors import ComityError, unknown
+from comity.spec import parse, split
 
 HERE = Path(__file__).parent
 Scale = Literal["smoke", "reduced", "full"]
 SCALES: tuple[Scale, ...] = ("smoke", "reduced", "full")
 Settings = dict[str, Any]
+Kind = Literal["stated", "chosen", "differs"]
+"""Where a constant comes from: the paper, us, or us against the paper."""
+KINDS: tuple[Kind, ...] = ("stated", "chosen", "differs")
+BASIC = ("data", "partition", "test", "model", "rounds", "epochs", "batch", "optimizer", "lr")
+"""Settings that every run has, so that they are marked even where a file leaves the default."""
+NO_CONSTANTS = ("eval_every", "engine", "workers")
+"""Settings that do not change what is learned."""
 
 
 class _Entry(BaseModel):
@@ -119,14 +127,47 @@ class MethodRow(_Entry):
     """
     paper: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
 
+    @property
+    def constants(self) -> list[str]:
+        """The names of the row's own settings, and of its method's options, as in fed-sps.alpha."""
+        specs = [parse(part) for part in split(self.algorithm, "+")]
+        options = [f"{spec.name}.{option}" for spec in specs for option in spec.options]
+        options += [
+            name if "." in name else f"{specs[0].name}.{name}"
+            for name in self.settings.get("set", ())
+        ]
+        return [*(name for name in self.settings if name != "set"), *options]
+
     def printed(self, column: str) -> tuple[float | None, float | None]:
         """Return the printed figure and its standard deviation; None where there is none."""
         figure = self.paper.get(column)
         return figure if isinstance(figure, tuple) else (figure, None)
 
 
+class Copied(BaseModel):
+    """Printed figures that the paper has taken from another paper."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str
+    """The other paper."""
+    where: str
+    """Where the paper says so."""
+    rows: tuple[str, ...] = Field(min_length=1)
+    columns: tuple[str, ...] = ()
+    """Empty for all columns."""
+
+    def covers(self, row: str, column: str) -> bool:
+        """Return whether the figure of a row in a column is copied."""
+        return row in self.rows and (not self.columns or column in self.columns)
+
+
 class Table(BaseModel):
-    """A table of a paper: its setting, its columns and rows, and the printed numbers."""
+    """A table of a paper: its setting, its columns and rows, and the printed numbers.
+
+    `stated`, `chosen` and `differs` say of each constant where it comes from. A constant is a
+    setting, as in `lr`, or an option of a method, as in `fed-sps.alpha`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -140,6 +181,13 @@ class Table(BaseModel):
     findings: str = ""
     """Our interpretation of the result, at the end of the table's page."""
     settings: Settings = Field(default_factory=dict)
+    stated: dict[str, str] = Field(default_factory=dict)
+    """Constants that the paper states, each with the place."""
+    chosen: dict[str, str] = Field(default_factory=dict)
+    """Constants that the paper leaves open, each with the reason for our choice."""
+    differs: dict[str, str] = Field(default_factory=dict)
+    """Constants that the paper states otherwise, each with its value or the reason for ours."""
+    copied: tuple[Copied, ...] = ()
     reduced: Settings = Field(default_factory=dict)
     smoke: Settings = Field(default_factory=dict)
     grids: tuple[Grid, ...] = ()
@@ -166,6 +214,33 @@ class Table(BaseModel):
             raise ValueError(f"the headline {other} is none of the claims")
         return self
 
+    @model_validator(mode="after")
+    def _constants_are_marked(self) -> Table:
+        """Check that each constant is marked once; a table without printed figures needs none."""
+        marks = [name for kind in KINDS for name in getattr(self, kind)]
+        if twice := next((name for name in marks if marks.count(name) > 1), None):
+            raise ValueError(f"the constant {twice} is marked twice")
+        if not marks and not any(row.paper for row in self.rows):
+            return self
+        if missing := [name for name in self.constants if name not in marks]:
+            raise ValueError(
+                f"nothing says where {', '.join(missing)} {'come' if missing[1:] else 'comes'}"
+                " from: write it under [stated], with the place in the paper, under [chosen], with"
+                " the reason, or under [differs], with what the paper states"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _copied_cells_exist(self) -> Table:
+        """Check that `copied` names rows and columns of the table."""
+        known = {entry.name for entry in (*self.rows, *self.columns)}
+        for copied in self.copied:
+            if other := next(
+                (name for name in (*copied.rows, *copied.columns) if name not in known), None
+            ):
+                raise ValueError(f"copied names {other}, which is neither a row nor a column")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _with_grids(cls, values: Any) -> Any:
@@ -179,6 +254,41 @@ class Table(BaseModel):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two columns are called {twice}")
         return values | {"grids": grids, "columns": columns}
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The names of all constants of the full scale: settings, and options of methods.
+
+        Options that a column sets (`set`) have the name that they have there.
+        """
+        names = dict.fromkeys(BASIC)
+        for settings in (self.settings, *(column.settings for column in self.columns)):
+            names |= dict.fromkeys(_constants(settings))
+        for row in self.rows:
+            names |= dict.fromkeys(row.constants)
+        if "steps" in names:
+            names.pop("epochs")
+        return tuple(name for name in names if name not in NO_CONSTANTS)
+
+    def marked(self, kind: Kind, rows: Sequence[MethodRow]) -> list[str]:
+        """Return the constants of a kind that concern some rows: all settings, since a row has the
+        default of what it does not set, and the options of its methods, except those that only
+        other rows set.
+        """
+        rows = self.with_candidates(rows)
+        methods = {parse(part).name for row in rows for part in split(row.algorithm, "+")}
+        others = {name for row in self.rows for name in row.constants}
+        others -= {name for row in rows for name in row.constants}
+
+        def concerns(name: str) -> bool:
+            method, dot, _ = name.rpartition(".")
+            return not dot or (method in methods and name not in others)
+
+        return [name for name in getattr(self, kind) if concerns(name)]
+
+    def source_of(self, row: str, column: str) -> Copied | None:
+        """Return the paper that a printed figure was copied from; None if it was not."""
+        return next((copied for copied in self.copied if copied.covers(row, column)), None)
 
     def at(self, scale: Scale) -> Settings:
         """Return the settings that a scale overrides.
@@ -215,6 +325,11 @@ class Table(BaseModel):
             if name not in ("seeds", "columns", "rows")
         }
         return settings | {"algorithm": row.algorithm}
+
+
+def _constants(settings: Settings) -> list[str]:
+    """Return the names of settings, with those of the options that they set."""
+    return [*(name for name in settings if name != "set"), *settings.get("set", ())]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from comity.core.release import UNITS
 from comity.errors import ComityError, UsageError, unknown
 from comity.measure import conventions, targets
 from comity.measure.conventions import Line, last_tenth
+from comity.measure.seeds import interval_over_seeds
 from comity.papers import Column, MethodRow
 from comity.papers.best_of import choose_runs, describe_choice
 from comity.papers.reproduce import Outcome, Run
@@ -21,6 +22,9 @@ from comity.privacy.account import read_epsilon
 from comity.runs.folder import RunFolder
 
 ROUNDING = 0.05
+"""How far a printed figure may be from its unrounded value."""
+LEAST_SEEDS = 3
+"""The fewest seeds of an interval; with fewer it would be too wide to be of use."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,14 @@ class Figure:
         return values[-1:] if self.tuned else values
 
 
+def half_width(values: Sequence[float]) -> float | None:
+    """Return half of the 95% interval of the mean over seeds; None with too few seeds."""
+    if len(values) < LEAST_SEEDS:
+        return None
+    low, high = interval_over_seeds(values)
+    return (high - low) / 2
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell: the printed figure and the measured figures by seed, or why there are none."""
@@ -76,8 +88,8 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """The population standard deviation over seeds; None for one seed."""
-        return statistics.pstdev(self.values) if len(self.figures) > 1 else None
+        """The sample standard deviation over seeds; None for one seed."""
+        return statistics.stdev(self.values) if len(self.figures) > 1 else None
 
     @property
     def difference(self) -> float | None:
@@ -86,18 +98,17 @@ class Cell:
         return None if self.mean is None or printed is None else self.mean - printed
 
     @property
-    def within(self) -> bool | None:
-        """Whether the difference is at most two of the paper's standard deviations.
+    def agrees(self) -> bool | None:
+        """Whether the measured mean agrees with the printed figure.
 
-        It is None where the paper prints no deviation. `ROUNDING` allows for the rounding of the
-        printed figures.
+        The difference may be as large as two printed standard deviations and half of our 95%
+        interval over seeds, added in quadrature, and `ROUNDING`. Where one of the two spreads is
+        missing, only the other one counts. None without any spread or without a printed figure.
         """
-        std = self.paper[1]
-        return (
-            None
-            if std is None or self.difference is None
-            else abs(self.difference) <= 2 * std + ROUNDING
-        )
+        half, std = half_width(self.values), self.paper[1]
+        if self.difference is None or (half is None and std is None):
+            return None
+        return abs(self.difference) <= math.hypot(half or 0, 2 * (std or 0)) + ROUNDING
 
     @property
     def ends(self) -> dict[int, float]:

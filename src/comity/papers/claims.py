@@ -4,17 +4,19 @@ interval and a verdict.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from comity.measure.seeds import interval_over_seeds
 from comity.papers import Claim, Table
-from comity.papers.cells import LESS_IS_BETTER, Cell
+from comity.papers.cells import LEAST_SEEDS, LESS_IS_BETTER, ROUNDING, Cell
 
-LEAST_SEEDS = 3
-"""The fewest seeds of an interval; with fewer it would be too wide to be of use."""
 WORDS = ("reproduced", "direction reproduced", "contradicted", "undecided")
+
+MOST_NAMED = 4
+"""The most constants that a remark names; the page of the table names all of them."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +24,10 @@ class Verdict:
     """The verdict on one claim in one column.
 
     The claim is *reproduced* if the setting is that of the paper, the 95% interval of the
-    difference lies on the claimed side, and the printed difference lies within it, allowing for two
-    of the printed standard deviations. Its *direction* is reproduced if only the interval lies on
-    the claimed side. It is *contradicted* if the interval lies on the other side, and *undecided*
-    if it contains zero or there are too few seeds.
+    difference lies on the claimed side, and what was measured agrees with what is printed: both
+    figures (`Cell.agrees`) and their difference. Its *direction* is reproduced if only the interval
+    lies on the claimed side. It is *contradicted* if the interval lies on the other side, and
+    *undecided* if it contains zero or there are too few seeds.
     """
 
     claim: str
@@ -37,9 +39,15 @@ class Verdict:
     printed: float | None
     """The difference of the printed figures, where the paper prints both."""
     slack: float
-    """Twice the sum of the printed standard deviations."""
+    """Twice the printed standard deviations of both figures, added in quadrature."""
+    figures_agree: bool
+    """Whether both measured figures agree with the printed ones."""
     as_printed: bool
     """Whether the setting is that of the paper."""
+    remarks: str = ""
+    """What a reader of the verdict should know: constants of our choice and others than the paper
+    states, printed figures that were copied from another paper or have no spread.
+    """
 
     @property
     def mean(self) -> float:
@@ -61,8 +69,11 @@ class Verdict:
         low, high = self.interval
         if high < 0:
             return "contradicted"
-        agrees = self.printed is not None and low - self.slack <= self.printed <= high + self.slack
-        return "reproduced" if self.as_printed and agrees else "direction reproduced"
+        half = (high - low) / 2
+        allowed = math.hypot(half, self.slack) + 2 * ROUNDING  # a difference of two rounded figures
+        agrees = self.printed is not None and abs(self.mean - self.printed) <= allowed
+        reproduced = self.as_printed and self.figures_agree and agrees
+        return "reproduced" if reproduced else "direction reproduced"
 
     @property
     def text(self) -> str:
@@ -76,7 +87,8 @@ class Verdict:
 
     def __str__(self) -> str:
         printed = "" if self.printed is None else f", printed {self.printed:+.2f}"
-        return f"{self.claim} in {self.column}: {self.word}, {self.text}{printed}"
+        remarks = f" ({self.remarks})" if self.remarks else ""
+        return f"{self.claim} in {self.column}: {self.word}, {self.text}{printed}{remarks}"
 
 
 def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verdict]:
@@ -88,12 +100,8 @@ def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verd
         for column in dict.fromkeys(
             cell.column.name for cell in cells if only in ("", cell.column.name)
         ):
-            both = by.get((column, better)), by.get((column, worse))
-            if (
-                both[0]
-                and both[1]
-                and (verdict := _verdict(f"{better} > {worse}", both[0], both[1], as_printed))
-            ):
+            high, low = by.get((column, better)), by.get((column, worse))
+            if high and low and (verdict := _verdict(table, high, low, as_printed)):
                 results.append(verdict)
     return results
 
@@ -107,7 +115,7 @@ def untested(table: Table, results: Sequence[Verdict]) -> list[str]:
     ]
 
 
-def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:
+def _verdict(table: Table, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:
     """Compare two cells of a column, by the seeds that both have; None if there are none."""
     sign = -1 if better.column.measure.partition(":")[0] in LESS_IS_BETTER else 1
     high, low = better.compared, worse.compared
@@ -116,5 +124,32 @@ def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict
         return None
     (above, above_std), (below, below_std) = better.paper, worse.paper
     printed = None if above is None or below is None else sign * (above - below)
-    slack = 2 * ((above_std or 0) + (below_std or 0))
-    return Verdict(claim, better.column.name, differences, printed, slack, as_printed)
+    return Verdict(
+        f"{better.row.name} > {worse.row.name}",
+        better.column.name,
+        differences,
+        printed,
+        slack=2 * math.hypot(above_std or 0, below_std or 0),
+        figures_agree=better.agrees is True and worse.agrees is True,
+        as_printed=as_printed and not table.marked("differs", [better.row, worse.row]),
+        remarks="; ".join(_remarks(table, better, worse)),
+    )
+
+
+def _remarks(table: Table, better: Cell, worse: Cell) -> Iterator[str]:
+    """Yield what a reader of the verdict on two cells should know."""
+    both = (better, worse)
+    if chosen := table.marked("chosen", [cell.row for cell in both]):
+        several = f"{len(chosen)} constants are our choice"
+        yield several if len(chosen) > MOST_NAMED else f"our choice: {', '.join(chosen)}"
+    if differs := table.marked("differs", [cell.row for cell in both]):
+        yield f"other than the paper states: {', '.join(differs)}"
+    for cell in both:
+        copied = table.source_of(cell.row.name, cell.column.name)
+        if copied and cell.paper[0] is not None:
+            source = f"{copied.source} ({copied.where})"
+            yield f"{cell.row.title}'s printed figure is copied from {source}"
+    if None not in (better.paper[0], worse.paper[0]) and (
+        bare := [cell.row.title for cell in both if cell.paper[1] is None]
+    ):
+        yield f"no printed spread of {' and '.join(bare)}"

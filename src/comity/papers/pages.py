@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from comity.measure.conventions import mean_curve
-from comity.papers import Claim, benefit_map
+from comity.papers import Claim, Kind, Table, benefit_map
 from comity.papers.cells import Cell
 from comity.papers.claims import Verdict, untested, verdicts
 from comity.papers.joining import join as join_parts
@@ -26,17 +26,26 @@ OWN_NAMES = {benefit_map.MAP: "when-it-helps"}
 """The file names of pages that do not have the name of their table."""
 COURSE = 8
 """The number of evenly spaced rounds in the table of a run's course."""
-VERDICT = ("printed", "measured (95% interval)", "seeds", "verdict")
+VERDICT = ("printed", "measured (95% interval)", "seeds", "verdict", "remarks")
 HEADS = (
     "column",
     "method",
     "paper",
     "measured",
     "difference",
-    "within 2 std",
+    "agrees",
     "last tenth",
     "swing",
 )
+
+LEGEND = (
+    "*measured*: mean ± sample standard deviation over seeds; the paper's ± is its own. *agrees*:"
+    " the difference is at most √(a² + b²), with two printed standard deviations as a and half of"
+    " our 95% interval over seeds as b. An asterisk: the paper prints no spread, so only ours"
+    " counts. *last tenth*: mean over the evaluated rounds in the last tenth of a run and over"
+    " seeds. *swing*: the sample standard deviation from evaluation to evaluation."
+)
+"""What the columns of a page's table mean."""
 
 
 def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
@@ -50,13 +59,15 @@ def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
     rows = []
     for cell in cells:
         mean_text = number(cell.mean, cell.std) or cell.why
-        within = {True: "yes", False: "no", None: ""}[cell.within]
+        agrees = {True: "yes", False: "no", None: ""}[cell.agrees]
+        if agrees and cell.paper[1] is None:
+            agrees += " *"
         ends = number(fmean(cell.ends.values()) if cell.ends else None)
         figures = [
             number(*cell.paper),
             mean_text,
             number(cell.difference, sign="+"),
-            within,
+            agrees,
             ends,
             number(cell.swing),
         ]
@@ -110,17 +121,54 @@ def page(reproduction: Reproduction) -> str:
         reproduction.origin,
         table.notes,
         "Settings of each run:",
-        "\n".join(f"- {text}" for text in format_settings(reproduction.settings)),
+        _bullets(format_settings(reproduction.settings)),
+        "Where the constants come from:",
+        _bullets([*describe_constants(table), *_changed(reproduction)]),
         markdown(HEADS, format_cells(reproduction.cells)).rstrip(),
-        (
-            "*last tenth*: mean over the evaluated rounds in the last tenth of a run and over"
-            " seeds; *swing*: the standard deviation from evaluation to evaluation."
-        ),
+        LEGEND,
         *_course(reproduction.cells),
         *_claims(results, untested(table, results), reproduction),
         *(["## What we make of it", table.findings] if table.findings else []),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+MARKS: dict[Kind, str] = {
+    "stated": "Stated by the paper",
+    "chosen": "Our choice",
+    "differs": "Other than the paper states",
+}
+
+
+def describe_constants(table: Table) -> list[str]:
+    """Return sentences on where the constants come from, and which figures were copied."""
+    lines = [
+        f"{text}: {', '.join(f'`{name}` ({why})' for name, why in marks.items())}."
+        for kind, text in MARKS.items()
+        if (marks := getattr(table, kind))
+    ]
+    titles = {entry.name: entry.title for entry in (*table.rows, *table.columns)}
+    for copied in table.copied:
+        rows = ", ".join(titles[name] for name in copied.rows)
+        columns = ", ".join(titles[name] for name in copied.columns)
+        where = f" in {columns}" if columns else ""
+        lines.append(
+            f"Copied from {copied.source} ({copied.where}): the printed figures of {rows}{where}."
+        )
+    return lines or ["All constants are our choice: there is no paper."]
+
+
+def _changed(reproduction: Reproduction) -> list[str]:
+    """Return a sentence on the constants that are not those of the full scale."""
+    table = reproduction.table
+    if names := reproduction.changed():
+        of_paper = "the paper's scale" if table.stated else "the full scale"
+        return [f"Changed from {of_paper}: {', '.join(f'`{name}`' for name in names)}."]
+    return []
 
 
 def cost(reproduction: Reproduction) -> str:
@@ -218,7 +266,13 @@ def _claims(
 def _verdict_cells(verdict: Verdict, mark: str = "") -> list[str]:
     """Return the cells of the columns `VERDICT`."""
     printed = "" if verdict.printed is None else f"{verdict.printed:+.2f}"
-    return [printed, verdict.text, str(len(verdict.differences)), f"{mark}{verdict.word}{mark}"]
+    return [
+        printed,
+        verdict.text,
+        str(len(verdict.differences)),
+        f"{mark}{verdict.word}{mark}",
+        verdict.remarks,
+    ]
 
 
 def _titles(reproduction: Reproduction) -> dict[str, str]:
@@ -285,7 +339,7 @@ def _headlines(reproductions: Sequence[Reproduction]) -> list[list[str]]:
                     duration(reproduction.seconds),
                 ]
                 for verdict in of_claim
-            ] or [[f"{sentence} ({link})", "", "", "not run", "", "", ""]]
+            ] or [[f"{sentence} ({link})", "", "", "not run", "", "", "", ""]]
     return rows
 
 

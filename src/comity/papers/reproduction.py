@@ -62,8 +62,26 @@ class Reproduction:
 
     @property
     def as_printed(self) -> bool:
-        """Whether the setting is that of the paper, as far as it is known."""
+        """Whether the runs have the settings of the full scale.
+
+        These are the paper's, except for the constants that the table marks with `differs`.
+        """
         return not self._differing("full", {})
+
+    def changed(self) -> list[str]:
+        """Return the names of the settings that are not those of the full scale in some run."""
+        rows = {row.name: row for row in self.table.rows}
+        names: dict[str, None] = {}
+        for run, by_row in self.settings.items():
+            for row, settings in by_row.items():
+                if row not in rows:
+                    continue
+                full = _plain(self.table.run_settings(run, rows[row], "full"))
+                own = _plain(settings)
+                names |= dict.fromkeys(
+                    name for name in {**full, **own} if full.get(name) != own.get(name)
+                )
+        return [name for name in names if name not in papers.NO_CONSTANTS]
 
     def stale(self) -> list[str]:
         """Return the runs whose settings in the table's file have changed since they ran."""
