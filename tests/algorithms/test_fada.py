@@ -209,7 +209,7 @@ def test_confusing_brings_features_nearer() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_steps=5", "target=p0"]
+    "option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_steps=5", "confuse=both", "target=p0"]
 )
 def test_no_option_is_without_effect(option: str) -> None:
     assert distance(thetas("fada")["p2"], thetas(f"fada({option})")["p2"]) > 0
@@ -224,3 +224,20 @@ def test_unsupported_settings_are_refused() -> None:
         thetas(
             "fada(target=each)", participation=0.7, opt_state="keep", optimizer="sgd(momentum=0.9)"
         )
+
+
+def test_eq6_a_source_stays_recognisable_and_the_target_does_not() -> None:
+    """Eq. 6: both sides are trained to be classified as the source; confuse=both trains each to be
+    classified as the other.
+    """
+    task = task_of("mlp2(width=7)", (6,), 3)
+    source = samples(60, (6,), 3)
+    target = Samples(samples(60, (6,), 3, seed=4).x + 2.0, source.y)
+    shares = {}
+    for confuse in ("target", "both"):
+        fada = Fada(mu=10.0, hidden=16, confuse=confuse)
+        server, s = server_of(fada, task, [source, target], Training(lr=0.05, batch=10, epochs=5))
+        reply = server.call(fada.local, {0: {1: Lesson(s.models[1], s.DI[1][0])}})[0][1]
+        logits = fada.identifier(7).logits(s.DI[1][0], reply.z)
+        shares[confuse] = logits.softmax(1)[:, SOURCE].mean().item()
+    assert shares["target"] > shares["both"] + 0.05

@@ -28,8 +28,8 @@ ONE_STEP = Training(lr=0.1, batch=1, epochs=1)
     ("child", "parent"),
     [
         ("partialfed(strategy=fix,own=none)", "fedavg"),
-        ("partialfed(strategy_epochs=0)", "fedavg"),
-        ("partialfed(strategy_lr=0)", "fedavg"),
+        ("partialfed(strategy=adaptive,strategy_epochs=0)", "fedavg"),
+        ("partialfed(strategy=adaptive,strategy_lr=0)", "fedavg"),
         ("partialfed(strategy=fix,own=bn)", "fedbn"),
         ("partialfed(strategy=fix,own=head)", "fedper"),
         ("partialfed(strategy=fix,own=body)", "lg-fedavg"),
@@ -78,8 +78,12 @@ def test_a_batchnorm_comes_with_its_layer() -> None:
     last = task.init(Key(1))
     received = {k: v + 0.1 for k, v in task.init(Key(2)).items()}
     party = party_of(task, samples(12, (1, 8, 8), 3), Training(lr=0.0, batch=4, steps=0))
-    state = PartialFed().kept_of(last, torch.zeros(6, 2), task)
-    _, reply = run_call(PartialFed(strategy_lr=1.0).local(state, Model(received), party, Key(5)))
+    state = PartialFed(strategy="adaptive").kept_of(last, torch.zeros(6, 2), task)
+    _, reply = run_call(
+        PartialFed(strategy="adaptive", strategy_lr=1.0).local(
+            state, Model(received), party, Key(5)
+        )
+    )
     own = {name for name, value in reply.theta.items() if torch.equal(value, last[name])}
     whole = {name for name, n in layers(task).items() if any(layers(task)[k] == n for k in own)}
     assert own == whole
@@ -118,7 +122,7 @@ def test_the_strategys_loss_is_that_of_the_mixture() -> None:
     )
     noise = torch.tensor([[0.3, -1.1]]).double()
     batch = Batch(data.x, data.y, torch.arange(1), 0, {}, {}, noise)
-    value = PartialFed(temperature=tau).mixture_loss(
+    value = PartialFed(strategy="adaptive", temperature=tau).mixture_loss(
         task,
         {LOGITS: torch.tensor([[0.4, 0.1]]).double()},
         batch,
@@ -138,7 +142,9 @@ def test_a_party_loads_what_fits_its_data(b: float, loads: bool) -> None:
     state = PartialState({}, theta, torch.zeros(1, 2))
     party = party_of(quadratic(), rows(1, b, 20), Training(lr=0.0, batch=1))
     after, reply = run_call(
-        PartialFed().local(state, Model({"body.w": torch.tensor([1.0]).double()}), party, Key(3))
+        PartialFed(strategy="adaptive").local(
+            state, Model({"body.w": torch.tensor([1.0]).double()}), party, Key(3)
+        )
     )
     assert (after.logits[0, 0] > after.logits[0, 1]).item() is loads
     assert reply.theta["body.w"].item() == (1.0 if loads else -1.0)  # lr 0: sent as it was loaded
@@ -155,7 +161,7 @@ def test_a_layer_comes_from_where_its_logits_say(own: str) -> None:
     logits = torch.tensor(
         [[0.0, 1.0] if layer == own else [1.0, 0.0] for layer in ("fc1", "fc2", "fc3")]
     )
-    method = PartialFed(strategy_lr=0.0)
+    method = PartialFed(strategy="adaptive", strategy_lr=0.0)
     party = party_of(task, samples(8, (6,), 3), Training(lr=0.0, batch=4))
     state = method.kept_of(last, logits, task)
     assert {k.partition(".")[0] for k in state.own} == {own}
@@ -172,17 +178,20 @@ def test_a_strategys_step_leaves_statistics_alone() -> None:
     party = party_of(task, samples(12, (1, 8, 8), 3), Training(lr=0.0, batch=4))
     state = PartialState({}, theta, torch.zeros(6, 2))
     run_call(
-        PartialFed().local(state, Model({k: v + 0.1 for k, v in theta.items()}), party, Key(0))
+        PartialFed(strategy="adaptive").local(
+            state, Model({k: v + 0.1 for k, v in theta.items()}), party, Key(0)
+        )
     )
     assert all(torch.equal(theta[k], v) for k, v in before.items())
 
 
 @pytest.mark.parametrize(
-    "text", ["strategy_epochs=3", "strategy_lr=1", "temperature=0.1", "strategy=fix"]
+    "text", ["strategy_epochs=3", "strategy_lr=1", "temperature=0.1", "strategy=adaptive", "own=bn"]
 )
 def test_no_option_is_without_effect(text: str) -> None:
+    begin = "" if text.startswith(("strategy=", "own=")) else "strategy=adaptive,"
     usual, other = (
         run_method(method, "batchnorm", 1.0).model("p1").theta
-        for method in ("partialfed", f"partialfed({text})")
+        for method in (f"partialfed({begin[:-1]})", f"partialfed({begin}{text})")
     )
     assert any(not torch.equal(usual[k], v) for k, v in other.items())

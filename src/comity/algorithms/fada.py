@@ -5,7 +5,7 @@ source a domain identifier at the server learns to tell its features from the ta
 learn to confuse it, and sources count by how well their models sort the target's samples into
 clusters.
 
-Source: min CE(C_i(G_i(x)), y) + μ · CE(DI_i(G_i(x)), target), E epochs from the target's model.
+Source: min CE(C_i(G_i(x)), y) + μ · CE(DI_i(G_i(x)), source), E epochs from the target's model.
 Identifier: min CE(DI_i(G_i(x)), source) + CE(DI_i(G_t(x)), target), at the server, for each pair of
 a source and the target.
 Attention: α = softmax(−log(W_k(i) / W_1(i))), W_k(i) = scatter within k = C clusters of the
@@ -24,8 +24,9 @@ is from memory. μ and DI's size are choices of this file. Sources begin each ro
 model (paper: their gradients are applied to it). The paper's attention is a softmax of how much
 scatter falls in a step; since all sources begin at one model, it depends only on the scatter that
 is left. Here it is a logarithm of scatter relative to the whole, so that small features do not
-count as tight clusters. Each side is trained to be classified as the other; from memory, the paper
-trains both to be classified as the source. The disentangler (class identifier, mutual information,
+count as tight clusters. Both sides are trained to be classified as the source, as in eq. 6, so that
+only the target changes its looks; confuse=both trains each to be classified as the other. k-means
+takes the best of five starts. The disentangler (class identifier, mutual information,
 reconstruction) is left out, because the paper's equations for it were not available. target=each
 trains a model for every party by the others' labels, each equal, bit for bit, to that of a run with
 this target: one run replaces the N runs of ADCOL's Table 21. Representations of single samples
@@ -114,6 +115,9 @@ class Fada(DiscriminatorSteps, Algorithm[Targets, dict[int, Params], Model]):
     mu: float = option(0.1, "μ, weight of confusing the identifiers", minimum=0)
     attention: Literal["gap", "uniform"] = option(
         "gap", "how sources count: by the target's clusters, or alike"
+    )
+    confuse: Literal["target", "both"] = option(
+        "target", "who learns to look like the other: the target alone (eq. 6), or both"
     )
     disc: Literal["mlp", "linear", "shallow", "deep"] = option(
         "shallow", "DI: three FC layers, one, two, or five"
@@ -228,7 +232,8 @@ class Fada(DiscriminatorSteps, Algorithm[Targets, dict[int, Params], Model]):
         for k, lesson in m.items():
             begin = lesson.theta | state.get(k, state[NOBODY])
             if self.mu:
-                judges = Judges([lesson.DI], torch.tensor(TARGET, device=party.data.train.y.device))
+                wanted = TARGET if self.confuse == "both" else SOURCE
+                judges = Judges([lesson.DI], torch.tensor(wanted, device=party.data.train.y.device))
                 theta = (await party.fit(self.source_loss, begin, key, judges)).theta
             else:
                 theta = (await party.fit(plain, begin, key)).theta

@@ -20,7 +20,10 @@ before the E epochs, τ, and the step size are choices of this file. A BatchNorm
 layer before it. The loss by which a strategy is learned is that of training, which does not use
 running statistics. A party deploys w with those layers of its last model that it would not load
 now; a newcomer deploys the result of its warm-up. Layers that a fixed strategy never loads are sent
-as well. strategy=fix with own=none is FedAvg, and with own=bn FedBN, bit for bit.
+as well. strategy=fix with own=none is FedAvg, and with own=bn FedBN, bit for bit. The default is
+fix: the loss by which adaptive learns its strategy is that of the party's own training samples, on
+which its own layers are nearly always better, so that parties learn to load nothing and the result
+is SOLO's.
 """
 
 from __future__ import annotations
@@ -83,8 +86,8 @@ def gap(received: Params, last: Params) -> Params:
 
 @algorithm
 class PartialFed(AveragedModel[PartialState]):
-    strategy: Literal["adaptive", "fix"] = option(
-        "adaptive", "each party learns which layers it loads, or `own` says it"
+    strategy: Literal["fix", "adaptive"] = option(
+        "fix", "`own` says which layers a party does not load, or each party learns it"
     )
     own: Literal["bn+head", "bn", "head", "body", "none"] = option(
         "bn+head", "strategy=fix: the layers that are not loaded"
