@@ -122,9 +122,12 @@ def test_difference_from_the_printed_figure() -> None:
 
 
 def test_lines_say_why_nothing_was_measured() -> None:
-    assert format_cells([cell((), 50.0, why="not yet implemented")]) == [
-        ["C", "A", "50.00", "not yet implemented", "", "", "", ""]
-    ]
+    (row,) = format_cells([cell((), 50.0, why="no data: mnist")])
+    assert row == ["C", "A", "50.00", "no data: mnist", "", "", "", ""]
+    absent = cell((), 50.0, why=reproduce.ABSENT)
+    assert format_cells([absent])[0][3] == "not run: implemented since"
+    unheard = replace(absent, row=absent.row.model_copy(update={"algorithm": "unheard"}))
+    assert format_cells([unheard])[0][3] == "not yet implemented"
     assert format_cells([cell((1.0, 3.0), (5.0, 0.25))]) == [
         ["C", "A", "5.00 ± 0.25", "2.00 ± 1.41", "-3.00", "no", "", ""]
     ]
@@ -244,7 +247,7 @@ def test_reproduce_a_table_and_resume_it(own: Path, tmp_path: Path) -> None:
     assert rows["far", "fedavg"]["note"] == "no data: tiny-imagenet"
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "comity reproduce" in text
-    assert "Not put to the test: FedAvg > q-FFL." in text
+    assert "Not put to the test: FedAvg > q-FFL. Not run: q-FFL." in text
     assert "fedavg > unheard: not tested" in output
     assert "seeds 0" in text
     reproduction = read(out / "result.json")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
 from comity.papers import Column, MethodRow, Table
 from comity.papers.cells import ROUNDING, Cell, Figure
 from comity.papers.claims import Verdict, verdicts
-from comity.papers.pages import format_cells
+from comity.papers.pages import _scattered, format_cells
 
 COLUMN = Column(name="c", title="C", measure="mean")
 Printed = float | tuple[float, float] | None
@@ -100,3 +101,12 @@ def test_only_the_papers_setting_reproduces() -> None:
     better, worse = cell((3.0, 4.0, 5.0), 4.0), cell((1.0, 1.0, 1.0), 1.0, "b")
     assert judge(better, worse).word == "reproduced"
     assert judge(better, worse, as_printed=False).word == "direction reproduced"
+
+
+def test_a_page_warns_of_figures_that_scatter_over_seeds() -> None:
+    calm, wild = cell((50.0, 52.0, 54.0)), cell((40.0, 50.0, 60.0), row="b")
+    assert _scattered([calm]) == []
+    (sentence,) = _scattered([calm, wild])
+    assert "more than 5 points: B in C (10.0). They are of one machine" in sentence
+    bytes_sent = Column(name="c", title="C", measure="mbytes")
+    assert _scattered([replace(wild, column=bytes_sent)]) == []

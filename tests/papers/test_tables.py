@@ -16,10 +16,12 @@ from comity.errors import ComityError
 from comity.measure.conventions import last_tenth
 from comity.papers import Claim, Table
 from comity.papers.cells import CONVENTIONS, FIGURES, NONE, is_weaker
+from comity.papers.reproduction import read
 from comity.runs.config import experiment
 from comity.spec import parse, split
 
 NAMES = papers.names()
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "data"
 ELSEWHERE = {"party", "rounds_to_lowest", "mdl", "mAP"}
 
 
@@ -255,3 +257,20 @@ def test_table_of_all_methods_has_all_but_newer_ones() -> None:
     rows = {row.algorithm for row in papers.table("comity/all").rows}
     assert rows <= all_methods - wants_a_budget
     assert len(rows) >= 48
+
+
+def test_every_table_fixes_its_experiment_before_its_runs(table: Table) -> None:
+    """Seeds, rounds, readings and claims are written in the file, at every scale that is run."""
+    assert {"trials", "claims", "notes"} <= table.model_fields_set
+    assert table.notes
+    for column in table.columns:
+        for row in table.rows:
+            for scale in papers.SCALES:
+                assert "rounds" in table.run_settings(column.runs, row, scale)
+
+
+@pytest.mark.parametrize("result_file", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_published_runs_have_the_seeds_and_rounds_of_the_file(result_file: Path) -> None:
+    reproduction = read(result_file)
+    assert reproduction.seeds == list(range(reproduction.table.seeds(reproduction.scale)))
+    assert not reproduction.changes

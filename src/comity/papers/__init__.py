@@ -56,6 +56,10 @@ class Column(_Entry):
     measure: str
     run: str = ""
     """The name of the run, for columns with different measures of the same run."""
+    derived: bool = False
+    """Whether its printed figures are computed from those of other columns: the paper does not
+    print them.
+    """
 
     @property
     def runs(self) -> str:
@@ -126,6 +130,8 @@ class MethodRow(_Entry):
     samples.
     """
     paper: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
+    repeats: str = ""
+    """The table of the same paper that these figures are printed in, if it is not this one."""
 
     @property
     def constants(self) -> list[str]:

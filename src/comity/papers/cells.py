@@ -194,6 +194,14 @@ CONVENTIONS = {
     "worst_party": "P_w",
     "std": "P_std",
 }
+ACCURACIES = (
+    *(name for name in CONVENTIONS if name != "std"),
+    "party",
+    "unfinished_mean",
+    "auc_mean",
+    "newcomers_mean",
+)
+"""Measures in percent."""
 LAST_ROUND = ("mean", "weighted", "global", "party")
 """Measures that papers take in the last round."""
 AGAINST_OTHERS = ("rounds_to_lowest",)

@@ -11,9 +11,11 @@ from typing import Any
 
 from comity.measure.conventions import mean_curve
 from comity.papers import Claim, Kind, Table, benefit_map
-from comity.papers.cells import Cell
+from comity.papers.cells import ACCURACIES, Cell
 from comity.papers.claims import Verdict, untested, verdicts
+from comity.papers.coverage import coverage_table
 from comity.papers.joining import join as join_parts
+from comity.papers.reproduce import ABSENT, implemented
 from comity.papers.reproduction import RESULT, Reproduction, read
 from comity.safe_files import write_atomically
 from comity.units import duration, size
@@ -38,6 +40,8 @@ HEADS = (
     "swing",
 )
 
+SCATTERED = 5
+"""The sample standard deviation over seeds, in points, above which a page warns of an accuracy."""
 LEGEND = (
     "*measured*: mean ± sample standard deviation over seeds; the paper's ± is its own. *agrees*:"
     " the difference is at most √(a² + b²), with two printed standard deviations as a and half of"
@@ -58,7 +62,7 @@ def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
 
     rows = []
     for cell in cells:
-        mean_text = number(cell.mean, cell.std) or cell.why
+        mean_text = number(cell.mean, cell.std) or _why(cell)
         agrees = {True: "yes", False: "no", None: ""}[cell.agrees]
         if agrees and cell.paper[1] is None:
             agrees += " *"
@@ -73,6 +77,12 @@ def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
         ]
         rows.append([cell.column.title, cell.row.title, *figures])
     return rows
+
+
+def _why(cell: Cell) -> str:
+    """Return why a cell has no figures, as of today."""
+    since = cell.why == ABSENT and implemented(cell.row.algorithm)
+    return "not run: implemented since" if since else cell.why
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -126,6 +136,7 @@ def page(reproduction: Reproduction) -> str:
         _bullets([*describe_constants(table), *_changed(reproduction)]),
         markdown(HEADS, format_cells(reproduction.cells)).rstrip(),
         LEGEND,
+        *_scattered(reproduction.cells),
         *_course(reproduction.cells),
         *_claims(results, untested(table, results), reproduction),
         *(["## What we make of it", table.findings] if table.findings else []),
@@ -203,6 +214,25 @@ def _list(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
+def _scattered(cells: Sequence[Cell]) -> list[str]:
+    """Return a sentence on the accuracies that differ much from seed to seed."""
+    rows = [
+        f"{cell.row.title} in {cell.column.title} ({cell.std:.1f})"
+        for cell in cells
+        if cell.std is not None
+        and cell.std > SCATTERED
+        and cell.column.measure.partition(":")[0] in ACCURACIES
+    ]
+    if not rows:
+        return []
+    return [
+        f"Over seeds, these figures have a sample standard deviation of more than {SCATTERED}"
+        f" points: {'; '.join(rows)}. They are of one machine. Seeds draw other data, which may be"
+        " all; but where training itself is unstable, the rounding of another processor can move a"
+        " figure as far as another seed does. Compare by the intervals below."
+    ]
+
+
 def _course(cells: Sequence[Cell]) -> list[str]:
     """Return tables of accuracy and loss by round, where at least three were evaluated."""
     parts = []
@@ -259,7 +289,11 @@ def _claims(
     parts = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
     if not_tested:
         claims = "; ".join(_with_titles(text, titles) for text in not_tested)
-        parts.append(f"Not put to the test: {claims}.")
+        named = {name for text in not_tested for name in Claim(text).parts[:2]}
+        run = {cell.row.name for cell in reproduction.cells if cell.figures}
+        absent = [row.title for row in reproduction.table.rows if row.name in named - run]
+        why = f" Not run: {', '.join(absent)}." if absent else ""
+        parts.append(f"Not put to the test: {claims}.{why}")
     return parts
 
 
@@ -306,6 +340,7 @@ def overview(reproductions: Sequence[Reproduction], intro: str, prices: str) -> 
             [reproduction for reproduction in reproductions if reproduction not in own_questions]
         ),
         "Questions of our own": _tested(own_questions),
+        "Coverage": _coverage(reproductions),
     }
     parts = [
         intro.rstrip(),
@@ -313,6 +348,17 @@ def overview(reproductions: Sequence[Reproduction], intro: str, prices: str) -> 
         prices.rstrip(),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _coverage(reproductions: Sequence[Reproduction]) -> str:
+    """Return a section on how many printed cells were measured."""
+    table = coverage_table(reproductions)
+    text = (
+        "Of the cells that the papers print, those that have a measured figure beside them, at any"
+        " scale. Cells that a table's file repeats from another table, or computes from printed"
+        " cells, are not counted."
+    )
+    return f"{text}\n\n{table}" if table else ""
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
