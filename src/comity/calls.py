@@ -276,6 +276,7 @@ def compare(
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     record_messages: bool = False,
+    equal_steps: bool = False,
     **settings: Unpack[Settings],
 ) -> Comparison:
     """Compare methods, and SOLO, on the same data.
@@ -297,6 +298,8 @@ def compare(
             core, if memory allows
         track: trackers, as in `comity.run`
         record_messages: keep every message, as in `comity.run`
+        equal_steps: scale each method's rounds, so that parties take equally many gradient
+            evaluations as in plain local training for `rounds` rounds
         settings: settings of `comity.run`. Options of methods are also accepted as keywords at run
             time, but type checkers know them only in `set`; each goes to the methods that have it.
 
@@ -336,6 +339,7 @@ def compare(
             custom_model,
             job_count,
             record_messages,
+            equal_steps,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)
@@ -353,7 +357,8 @@ def tune(
     track: Sequence[str | Tracker] = (),
     **settings: Unpack[Settings],
 ) -> Tuning:
-    """Try a grid of values with equal budgets, and choose the best on validation data.
+    """Try a grid of values, each for the same number of rounds, and choose the best on validation
+    data.
 
     Args:
         algorithm: method with optional wrappers
@@ -405,6 +410,8 @@ def tune(
             custom_model,
             job_count,
         )
+    if trials.unequal_steps:
+        _warn(trials.unequal_steps)
     return Tuning(folder, algorithm, trials, temporary)
 
 

@@ -68,7 +68,7 @@ def _requested(view: View, i: int, running: RunningCall) -> list[LocalTraining]:
         steps = request.training.steps_for(size)
         request.private.trainings.append((min(1.0, request.training.batch / size), steps))
         theta = {name: value.clone() for name, value in request.begin.items()} | marker
-        running.resume_with(Fitted(theta, None, steps, torch.zeros(()), {}))
+        running.resume_with(Fitted(theta, None, steps, steps, torch.zeros(()), {}))
     replied = params_in(running.result[1], view.party(i).task)
     return [
         LocalTraining(

@@ -179,7 +179,7 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
         )
     screen.out.print(
         f"up {screen.size(traffic['up'])}, down {screen.size(traffic['down'])}, peer"
-        f" {screen.size(traffic['peer'])}, {summary['steps']} steps,"
+        f" {screen.size(traffic['peer'])}, {_steps(summary)},"
         f" {screen.duration(summary['seconds']['total'])}"
     )
     for text in describe_guarantees(summary.get("privacy")):
@@ -190,6 +190,16 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
         print_recording_size(folder, [folder])
     for text in warning_texts(summary, "during", "after"):
         print_warning(text)
+
+
+def _steps(summary: dict[str, Any]) -> str:
+    """Return the gradient evaluations of a party, and of the server if it takes any, as text."""
+    from comity.studies.method_summary import steps_of_party
+
+    server = summary.get("server_steps", 0)
+    return f"{steps_of_party(summary):,.0f} steps a party" + (
+        f" ({server:,} at the server)" if server else ""
+    )
 
 
 def _count_figures(figures: dict[str, Any]) -> int:
@@ -219,6 +229,14 @@ def compare(
         bool, typer.Option("--all", help="all methods, and all wrappers around fedavg")
     ] = False,
     seeds: Seeds = None,
+    equal_steps: Annotated[
+        bool,
+        typer.Option(
+            "--equal-steps",
+            help="scale each method's rounds, so that parties take equally many gradient"
+            " evaluations",
+        ),
+    ] = False,
     leave_one_out: Annotated[
         bool,
         typer.Option("--leave-one-out", help="also run without each party in turn: who helps whom"),
@@ -251,10 +269,10 @@ def compare(
     base = experiment(settings)
     seed_list = chosen_seeds(seeds, base.seed)
     if federation is not None:
-        if leave_one_out or job_count > 1 or all_methods:
+        if leave_one_out or job_count > 1 or all_methods or equal_steps:
             raise UsageError(
-                "--all, --leave-one-out and --jobs are not available in a comparison at sites:"
-                " name the methods, which run one after another with all sites."
+                "--all, --equal-steps, --leave-one-out and --jobs are not available in a comparison"
+                " at sites: name the methods, which run one after another with all sites."
             )
         check_at_sites(settings, track)
         check_not_recorded(record_messages)
@@ -284,15 +302,21 @@ def compare(
             run_trackers,
             jobs=job_count,
             record_messages=record_messages,
+            equal_steps=equal_steps,
         )
-        effects = (
-            left_out.measure_effects(base, algos, seed_list, folder, progress, only, jobs=job_count)
-            if leave_one_out
-            else []
-        )
+        effects = []
+        if leave_one_out:
+            # with --equal-steps, methods differ in their rounds
+            rounds = {
+                method: RunFolder(run_folder(folder, method, seed_list[0])).read_experiment().rounds
+                for method in algos
+            }
+            effects = left_out.measure_effects(
+                base, algos, seed_list, folder, progress, only, jobs=job_count, rounds=rounds
+            )
     # the settings of a run have no `auto`
     resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
-    show_comparison(findings.rows, resolved, len(seed_list))
+    show_comparison(findings.rows, resolved, len(seed_list), findings.equal_steps)
     if effects:
         show(effects)
     folders = {
@@ -357,23 +381,32 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     )
 
 
-def show_comparison(rows: Sequence[MethodSummary], resolved: Experiment, seeds: int) -> None:
+def show_comparison(
+    rows: Sequence[MethodSummary], resolved: Experiment, seeds: int, equal_steps: bool = False
+) -> None:
     """Print the table of a comparison and the meaning of its columns.
 
     Args:
         rows: the methods
         resolved: the settings of one of the runs, without `auto`
         seeds: number of seeds
+        equal_steps: whether methods have the rounds of equal steps
     """
     from comity.cli import screen
-    from comity.studies.method_summary import columns
+    from comity.studies.method_summary import (
+        EPSILON,
+        SERVER_STEPS,
+        columns,
+        optional_columns,
+    )
 
     metric = METRICS[resolved.metric]
-    title = f"{resolved.data}, {resolved.partition}, {resolved.rounds} rounds"
+    length = "equal steps" if equal_steps else f"{resolved.rounds} rounds"
+    title = f"{resolved.data}, {resolved.partition}, {length}"
     if seeds > 1:
         title += f", {seeds} seeds"
-    private = any(row.has_noise for row in rows)
-    screen.table(*columns(row.cells(seeds > 1, private) for row in rows), title)
+    optional = optional_columns(rows)
+    screen.table(*columns(row.cells(seeds > 1, optional) for row in rows), title)
     compared = sum(row.gain is not None for row in rows)
     correction = ""
     if compared > 1:
@@ -384,9 +417,12 @@ def show_comparison(rows: Sequence[MethodSummary], resolved: Experiment, seeds: 
         f"gained, hurt: parties whose interval, paired over their test samples{correction},"
         " excludes zero.",
         f"worst: the worst party{by_metric}.",
+        "steps: gradient evaluations of a party in the run, mean over parties.",
         "sent: all bytes sent in a run, without evaluation.",
     ]
-    if private:
+    if SERVER_STEPS in optional:
+        legend.append("server steps: those of the server in the run.")
+    if EPSILON in optional:
         legend.append(
             "epsilon: the largest privacy loss of a party (infinite: something leaves without"
             " noise). SOLO is trained without noise, because nothing of it leaves the party: a"
@@ -432,7 +468,7 @@ def tune(
     report: Report = True,
     trust: Trust = False,
 ) -> None:
-    """Try a grid of values with equal budgets; choose on validation data."""
+    """Try a grid of values, each for the same number of rounds; choose on validation data."""
     from math import prod
 
     from comity.cli import screen
@@ -457,6 +493,7 @@ def tune(
             spread(trial.validations),
             spread(trial.tests) + (" *" if trial.caveats else ""),
             ", ".join(map(str, trial.rounds)),
+            f"{trial.mean_steps:,.0f}",
         ]
         for trial in tuning.trials
     ]
@@ -467,18 +504,21 @@ def tune(
         f"{display_name(base.algorithm)}: {metric}, up to {base.rounds} rounds{seed_count}, best by"
         " validation first"
     )
-    screen.table([*points, "validation", "test", "round"], rows, title)
+    screen.table([*points, "validation", "test", "round", "steps"], rows, title)
     legend = (
-        "validation, test: mean over parties after the round in the last column, which is the best"
+        "validation, test: mean over parties after the round in the column round, which is the best"
         " round on all validation samples"
     )
     legend += "; ±: standard deviation over seeds." if several_seeds else "."
+    legend += " steps: gradient evaluations of a party in the run, mean over parties."
     if any(trial.caveats for trial in tuning.trials):
         legend += " *: see the warnings."
     screen.print_legend(legend)
     for trial in tuning.trials:
         for text in trial.caveats:
             print_warning(f"{trial.name.replace(',', ', ')}, {text}")
+    if tuning.unequal_steps:
+        print_warning(tuning.unequal_steps)
     screen.print_sentence(tuning.verdict)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if report:

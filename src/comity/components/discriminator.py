@@ -88,8 +88,18 @@ def as_many_steps_as_a_party(info: Info, cohort: Sequence[int]) -> Training:
     return replace(info.training, steps=round(sum(steps) / len(steps)))
 
 
+class Discriminator(LearningTask):
+    """The task of a discriminator. Its passes are not counted: a step on D counts as one gradient
+    evaluation, however many representations each sample has.
+    """
+
+    def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
+        """The values before D's last layers."""
+        return self.network.run(theta, x, train, 0, self._cut_index)
+
+
 @cache
-def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningTask:
+def discriminator(kind: str, width: int, hidden: int, outputs: int) -> Discriminator:
     """Build a discriminator. linear, shallow, mlp and deep have 1, 2, 3 and 5 fully connected
     layers with ReLU between them; conv takes the values as an image and has two convolutions.
     """
@@ -104,7 +114,7 @@ def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningT
     else:
         raise UsageError(f"There is no discriminator called {kind!r}.")
     network = build.stage("out", linear(outputs)).build()
-    return LearningTask(network, classes=outputs, cut=network.cut)
+    return Discriminator(network, classes=outputs, cut=network.cut)
 
 
 def label_by_owner(representations: Mapping[int, Tensor]) -> Samples:

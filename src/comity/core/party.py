@@ -212,7 +212,14 @@ class Party:
             raise UsageError(
                 f"{NOT_PRIVATE}: it takes steps of its own, whose gradients are not clipped."
             )
-        return FoldRequest(step, state, samples or self.data.train, key, training or self.training)
+        return FoldRequest(
+            step,
+            state,
+            samples or self.data.train,
+            key,
+            training or self.training,
+            self.training.batch,
+        )
 
 
 @dataclass(frozen=True)

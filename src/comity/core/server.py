@@ -30,6 +30,7 @@ from comity.core.runner import PartialSums, PartyRunner, RunsParties, SumsReplie
 from comity.core.wrapper import chain
 from comity.errors import ComityError
 from comity.training.descent import fold, train
+from comity.training.gradient_count import GradientCount
 from comity.training.requests import (
     Draw,
     FitRequest,
@@ -298,7 +299,7 @@ class Server(Charging):
                     private=private,
                 )
             )
-        self.server_steps += result.steps
+        self.server_steps += result.gradients
         return result
 
     def fold(
@@ -310,9 +311,11 @@ class Server(Charging):
         training: Training,
     ) -> S:
         """Fold a method's own step over batches, at the server."""
-        with self._layers:
-            result = fold(FoldRequest(step, state, samples, key, training))
-        self.server_steps += training.steps_for(len(samples))
+        with self._layers, GradientCount() as count:
+            result = fold(
+                FoldRequest(step, state, samples, key, training, self.info.training.batch)
+            )
+        self.server_steps += count.total
         return result
 
     def averaging(self) -> Averaging:

@@ -16,6 +16,7 @@ from comity.base.call import CallId
 from comity.base.record import Params
 from comity.errors import ComityError
 from comity.training.descent import fold, train
+from comity.training.gradient_count import GradientCount
 from comity.training.requests import FitRequest, Fitted, FoldRequest, PartyCoroutine, Request
 from comity.training.settings import Moments
 
@@ -65,6 +66,7 @@ class RunningCall:
         self.result: tuple[Any, Any] = None, None
         self.kept_moments = moments
         self.steps = 0
+        """The gradient evaluations up to now (see `gradient_count`)."""
         self.warning = ""
         self._coroutine = function
         self._name = call.function
@@ -79,7 +81,7 @@ class RunningCall:
         """Continue with the result of the requested training, up to the next request."""
         if self._place and result.moments:
             self.kept_moments.moments[self._place] = result.moments
-        self.steps += result.steps
+        self.steps += result.gradients
         self._resume(self._coroutine.send, result)
 
     def train(self) -> None:
@@ -90,13 +92,13 @@ class RunningCall:
         request = self.request
         assert request
         try:
-            with self._layers:
+            with self._layers, GradientCount() as count:
                 result = fold(request) if isinstance(request, FoldRequest) else train(request)
         except Exception as why:
             self._resume(self._coroutine.throw, why)
             return
         if isinstance(request, FoldRequest):
-            self.steps += request.training.steps_for(len(request.samples))
+            self.steps += count.total
             self._resume(self._coroutine.send, result)
         else:
             self.resume_with(result)
@@ -104,12 +106,15 @@ class RunningCall:
     def _resume(self, go: Callable[[Any], Any], value: Any) -> None:
         """Continue the coroutine (`go` sends or throws) up to its next request or its end."""
         self.request, self._place = None, ""
+        count = GradientCount()
         try:
-            with self._layers:
+            with self._layers, count:
                 request = go(value)
         except StopIteration as end:
             self.result = self._check_result(end.value)
             return
+        finally:
+            self.steps += count.total
         if error := self._request_error(request):
             self._resume(self._coroutine.throw, ComityError(error))
             return

@@ -52,6 +52,8 @@ RESERVED = {
     "rounds",
     "steps",
     "server_steps",
+    "plain_steps",
+    "party_rounds",
     "discarded",
     "privacy",
     "warnings",

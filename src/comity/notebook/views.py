@@ -14,7 +14,7 @@ from comity.runs.description import chosen_metric, figure, setting
 from comity.runs.result import Result
 from comity.runs.run_warnings import warning_texts
 from comity.studies.finished import Comparison, Tuning
-from comity.studies.method_summary import columns
+from comity.studies.method_summary import columns, optional_columns
 from comity.studies.party_verdicts import format_verdicts
 from comity.units import duration, size, spread
 
@@ -86,11 +86,12 @@ def view_comparison(comparison: Comparison) -> str:
     return page(
         f"{setting(first.summary)}{seeds}",
         sentences(f"{question} {reply}" for question, reply in questions.items()),
-        table(*columns(row.cells(several) for row in ranked)),
+        table(*columns(row.cells(several, optional_columns(ranked)) for row in ranked)),
         show_curves(Curves(f"Test {metric.title}", lines)),
         table(["party", "answer"], answers, words=2, folded=(1,)) if answers else "",
         sentences([comparison.reading] if answers else []),
         sentences(f"* {text}" for row in comparison.rows for text in row.caveats),
+        sentences(warning.text for warning in comparison.findings.warnings),
     )
 
 
@@ -103,13 +104,14 @@ def view_tuning(tuning: Tuning) -> str:
             *(str(trial.settings[name]) for name in names),
             spread(trial.validations),
             spread(trial.tests) + " *" * bool(trial.caveats),
+            f"{trial.mean_steps:,.0f}",
         ]
         for trial in tuning.trials
     ]
     title = METRICS[tuning.metric].title
     return page(
         f"{tuning.algorithm}: test and validation {title}, best by validation first",
-        table([*names, "validation", "test"], rows, words=len(names)),
-        sentences([tuning.verdict]),
+        table([*names, "validation", "test", "steps"], rows, words=len(names)),
+        sentences(filter(None, [tuning.verdict, tuning.result.unequal_steps])),
         sentences(f"* {text}" for trial in tuning.trials for text in trial.caveats),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -43,19 +44,39 @@ class RunCost:
         """
         return count * self._run.experiment.rounds // len(self.counted_cohorts)
 
+    @cached_property
+    def party_steps(self) -> list[int]:
+        """The gradient steps of each party, and of each newcomer, in one local training."""
+        return [
+            training_of(self._run.context, i, info.train).steps_for(info.train)
+            for i, info in self._run.party_infos.items()
+        ]
+
+    def steps_in(self, t: int) -> int:
+        """The gradient steps of all parties in round t, if each party trains once."""
+        return sum(self.party_steps[i] for i in self._run.cohort(t))
+
+    def plain_steps(self, rounds: int) -> int:
+        """The gradient steps of all parties in the first `rounds` rounds, if each party trains once
+        in each of its rounds: the budget that methods are compared with.
+        """
+        return self._in_first(rounds, lambda ids: sum(self.party_steps[i] for i in ids))
+
+    def party_rounds(self, rounds: int) -> int:
+        """In how many of the first `rounds` rounds parties take part, summed over parties."""
+        return self._in_first(rounds, len)
+
+    def _in_first(self, rounds: int, count: Callable[[list[int]], int]) -> int:
+        """Extrapolate a count of the counted rounds to the first `rounds` rounds."""
+        counted = [count(ids) for t, ids in self.counted_cohorts.items() if t <= rounds]
+        return sum(counted) * rounds // len(counted) if counted else 0
+
     def steps(self) -> int:
         """The gradient steps of all parties in all rounds, if each party function trains once."""
         run = self._run
-        party_steps = [
-            training_of(run.context, i, info.train).steps_for(info.train)
-            for i, info in run.party_infos.items()
-        ]
-        late = sum(party_steps[i] for i in run.info.late)
-        tried = sum(
-            party_steps[i] for t in run.algorithm.traits.tried_rounds for i in run.cohort(t)
-        )
-        cohort_steps = sum(party_steps[i] for ids in self.counted_cohorts.values() for i in ids)
-        return late + tried + self.in_all_rounds(cohort_steps)
+        late = sum(self.party_steps[i] for i in run.info.late)
+        tried = sum(self.steps_in(t) for t in run.algorithm.traits.tried_rounds)
+        return late + tried + self.plain_steps(run.experiment.rounds)
 
     def seconds(self) -> float:
         """A rough estimate of the training time on one worker.

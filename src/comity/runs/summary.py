@@ -14,6 +14,7 @@ from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric, metrics
 from comity.runs.figures import by_round, carry_forward, is_figure, mean
 from comity.runs.run_warnings import RunWarning, add_warnings
 from comity.runs.server_run import ServerRun
+from comity.runs.step_warnings import step_warnings
 from comity.wire.ledger import SERVER
 
 RUNAWAY = 1e6  # a mean cross entropy far above ln(classes), that of a guess
@@ -225,8 +226,8 @@ def summarise(
         total: The bytes by kind.
         course: The entries about the course of the run: rounds, steps and others.
         seconds: The time by phase.
-        warnings: The warnings during the run. Those before it are added here, and the callers add
-            those after it, which depend on how the run was concluded.
+        warnings: The warnings during the run. Those before it and those about its steps are added
+            here, and the callers add others after it, which depend on how the run was concluded.
         needs_figures: Raise ComityError if no party reported a figure of its test samples.
     """
     parties = job.initial_party_infos
@@ -267,6 +268,10 @@ def summarise(
         },
         **course,
     }
+    if "server_steps" in course:  # a site counts its own steps only
+        summary["plain_steps"] = job.cost.plain_steps(course["rounds"])
+        summary["party_rounds"] = job.cost.party_rounds(course["rounds"])
     before = [RunWarning("before", text) for text in job.method_warnings()]
-    add_warnings(summary, [*before, *warnings])
+    after = [RunWarning("after", text) for text in step_warnings(summary)]
+    add_warnings(summary, [*before, *warnings, *after])
     return summary

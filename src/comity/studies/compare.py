@@ -26,6 +26,9 @@ from comity.runs.recording import one_process
 from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
 from comity.safe_files import path_inside, write_atomically
+from comity.studies.compare_warnings import BatchNormCheck, compare_steps
+from comity.studies.equal_steps import describe_equal_steps
+from comity.studies.equal_steps import equal_steps as measure_equal_steps
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
 from comity.studies.parallel import (
@@ -74,6 +77,8 @@ class Findings:
     """How to read the intervals."""
     warnings: list[RunWarning]
     """Warnings about several runs, or that name a run in their text."""
+    equal_steps: bool = False
+    """Whether methods have the rounds in which parties take equally many gradient evaluations."""
 
     def plain(self) -> dict[str, Any]:
         """Return the content of comparison.json."""
@@ -92,6 +97,7 @@ def compare(
     model: CustomModel | None = None,
     jobs: int = 1,
     record_messages: bool = False,
+    equal_steps: bool = False,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed.
 
@@ -107,14 +113,21 @@ def compare(
         model: A custom network, in place of the one that the settings name.
         jobs: How many runs go on at once.
         record_messages: Whether all runs store their messages.
+        equal_steps: Whether methods get the numbers of rounds in which a party takes equally many
+            gradient evaluations, in place of equally many rounds.
     """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
     data = cached_federations(federation)
     base = with_one_worker(one_process(base) if record_messages else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
-    experiments = [experiment_of(base, method, seed) for seed in seeds for method in methods]
     check_settings(base, methods)
+    rounds, scaling = (
+        _equal_rounds(base, methods, seeds[0], data, model) if equal_steps else ({}, [])
+    )
+    experiments = [
+        experiment_of(base, method, seed, rounds) for seed in seeds for method in methods
+    ]
     passed_on: set[str] = set()
 
     def warn_once(texts: Iterable[str]) -> None:
@@ -124,13 +137,16 @@ def compare(
                 warn(text)
             passed_on.add(text)
 
+    warn_once(scaling)
     parties: dict[int, Parties] = {}
     runs: list[PlannedRun] = []
+    batchnorm = BatchNormCheck()
     for experiment in experiments:
         seed = experiment.seed
         # All experiments are checked before the first run starts.
         job = prepare(experiment, data(experiment), model)
         warn_once(job.warnings())
+        batchnorm.add(job)
         parties[seed] = parties.get(seed) or Parties.of(data(experiment))
         runs.append(
             PlannedRun(
@@ -153,10 +169,11 @@ def compare(
     equal_methods = find_equal_methods(
         {method: [run_folder(out, method, seed) for seed in seeds] for method in methods}
     )
-    warn_once(equal_methods)
-    warnings = [RunWarning("after", text) for text in equal_methods]
+    before = [RunWarning("before", text) for text in (*scaling, *batchnorm.warnings())]
+    warnings = [*before, *(RunWarning("after", text) for text in equal_methods)]
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
-    result = findings(base, summaries, out, from_start, warnings)
+    result = findings(base, summaries, out, from_start, warnings, equal_steps)
+    warn_once(warning.text for warning in result.warnings)
     write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
 
@@ -209,11 +226,13 @@ def findings(
     out: Path,
     parties: Mapping[int, Parties],
     warnings: list[RunWarning],
+    equal_steps: bool = False,
 ) -> Findings:
     """Compare every method with SOLO, for each party and for all together.
 
     The verdicts name the best of the methods in which a party could take part, so the intervals are
-    Bonferroni-corrected for their number.
+    Bonferroni-corrected for their number. Warnings about the methods' steps are added to those
+    given.
     """
     metric = METRICS[base.metric]
     shares = {
@@ -243,9 +262,38 @@ def findings(
     )
     overall = overall_verdict(joint, verdicts, len(parties))
     reading = how_to_read(len(open_to_all), list(parties), metric, same)
-    return Findings(
-        metric.name, tuple(parties), list(rows.values()), overall, verdicts, reading, warnings
+    about_steps = compare_steps(
+        {display_name(method): runs for method, runs in summaries.items()}, equal_steps
     )
+    return Findings(
+        metric.name,
+        tuple(parties),
+        list(rows.values()),
+        overall,
+        verdicts,
+        reading,
+        [*warnings, *(RunWarning("after", text) for text in about_steps)],
+        equal_steps,
+    )
+
+
+def _equal_rounds(
+    base: Experiment,
+    methods: Sequence[str],
+    seed: int,
+    data: Callable[[Experiment], Federation],
+    model: CustomModel | None,
+) -> tuple[dict[str, int], list[str]]:
+    """Return the rounds of all methods by which they spend equal steps, and what to say about it.
+
+    They are measured under one seed and hold for all.
+    """
+    equal = {}
+    for method in methods:
+        experiment = experiment_of(base, method, seed)
+        equal[method] = measure_equal_steps(prepare(experiment, data(experiment), model))
+    rounds = {method: measured.rounds for method, measured in equal.items()}
+    return rounds, describe_equal_steps(equal, base.rounds)
 
 
 def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[int, list[Gain]]:
@@ -293,9 +341,15 @@ def run_folder(out: Path, method: str, seed: int) -> Path:
     return path_inside(out, folder_name(method), f"seed-{seed}")
 
 
-def experiment_of(base: Experiment, method: str, seed: int) -> Experiment:
-    """Return the experiment of one method in a comparison."""
-    return base.but(algorithm=method, seed=seed, set=settings_for(base, method))
+def experiment_of(
+    base: Experiment, method: str, seed: int, rounds: Mapping[str, int] | None = None
+) -> Experiment:
+    """Return the experiment of one method in a comparison.
+
+    `rounds` has the numbers of rounds of methods that differ from the others in it.
+    """
+    count = (rounds or {}).get(method, base.rounds)
+    return base.but(algorithm=method, seed=seed, set=settings_for(base, method), rounds=count)
 
 
 def settings_for(base: Experiment, method: str) -> dict[str, Any]:

@@ -175,7 +175,8 @@ class Comparison:
 
     @staticmethod
     def _method_row(row: MethodSummary) -> dict[str, Any]:
-        more = {name: getattr(row, name) for name in ("gained", "hurt", "judged", "seconds")}
+        counts = ("gained", "hurt", "judged", "rounds", "steps", "server_steps", "seconds")
+        more = {name: getattr(row, name) for name in counts}
         figures = {
             "mean": row.mean,
             "spread": row.spread if row.mean is not None else None,
@@ -260,7 +261,7 @@ class Tuning:
         >>> tuning.best.settings
         {'lr': 0.1}
         >>> list(tuning.to_pandas().columns)
-        ['lr', 'validation', 'test']
+        ['lr', 'validation', 'test', 'steps']
     """
 
     folder: Path
@@ -302,7 +303,12 @@ class Tuning:
         """Return a data frame with one row per trial, the best first."""
         return frame(
             [
-                {**trial.settings, "validation": trial.validation, "test": trial.test}
+                {
+                    **trial.settings,
+                    "validation": trial.validation,
+                    "test": trial.test,
+                    "steps": trial.mean_steps,
+                }
                 for trial in self.trials
             ]
         )

@@ -8,7 +8,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
@@ -71,6 +71,7 @@ def measure_effects(
     federation: Federation | None = None,
     warn: Callable[[str], None] = lambda text: None,
     jobs: int = 1,
+    rounds: Mapping[str, int] | None = None,
 ) -> list[Effect]:
     """Run all methods with all parties and without each party, and write the effects to `out`.
 
@@ -85,6 +86,7 @@ def measure_effects(
         federation: The data, in place of those that the settings name.
         warn: Is called with each warning for the user.
         jobs: How many runs go on at once.
+        rounds: The numbers of rounds of methods that differ from the others in it.
     """
     methods = exchanging_methods(base, algorithms)
     data = cached_federations(federation)
@@ -92,9 +94,9 @@ def measure_effects(
     runs: list[PlannedRun] = []
     pairs: list[tuple[str, int, str, Path, Path]] = []
     for seed in seeds:
-        smaller_runs = plan_runs(base, methods, seed, data(base.but(seed=seed)), only)
+        smaller_runs = plan_runs(base, methods, seed, data(base.but(seed=seed)), only, rounds)
         for method in methods:
-            whole = experiment_of(base, method, seed)
+            whole = experiment_of(base, method, seed, rounds)
             job = prepare(whole, data(whole))
             for text in job.warnings():
                 warn(text)
@@ -158,11 +160,12 @@ def plan_runs(
     seed: int,
     federation: Federation,
     only: Sequence[str] | None,
+    rounds: Mapping[str, int] | None = None,
 ) -> dict[str, dict[str, Experiment]]:
     """Return the experiments by method and by left-out party, all checked."""
     plan: dict[str, dict[str, Experiment]] = {}
     for method in methods:
-        whole = experiment_of(base, method, seed)
+        whole = experiment_of(base, method, seed, rounds)
         info = prepare(whole, federation).info
         info.needs_classes("leave-one-out", "tells what a party gives others in accuracy")
         plan[method] = {}

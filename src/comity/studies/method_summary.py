@@ -12,8 +12,12 @@ from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.privacy.account import epsilon_for_json, read_epsilon
 from comity.runs.run_warnings import warning_texts
+from comity.runs.step_warnings import step_warnings
 from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
 from comity.units import duration, size
+
+EPSILON, ROUNDS, STEPS, SERVER_STEPS = "epsilon", "rounds", "steps", "server steps"
+"""Columns of the table of methods."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,12 @@ class MethodSummary:
     """
     has_noise: bool = field(default=False, kw_only=True)
     """Whether the method adds noise for privacy."""
+    rounds: float | None = field(default=None, kw_only=True)
+    """The number of rounds, mean over seeds."""
+    steps: float | None = field(default=None, kw_only=True)
+    """The gradient evaluations of a party in the whole run, mean over parties and seeds."""
+    server_steps: float | None = field(default=None, kw_only=True)
+    """The gradient evaluations of the server in the whole run, mean over seeds."""
 
     @property
     def gained(self) -> int:
@@ -75,8 +85,12 @@ class MethodSummary:
         """The number of parties with a gain."""
         return len(self.gains)
 
-    def cells(self, several: bool, with_epsilon: bool = False) -> dict[str, str]:
-        """Return the method's row of a table, by column; with `several` seeds, with spreads."""
+    def cells(self, several: bool, optional: Collection[str] = ()) -> dict[str, str]:
+        """Return the method's row of a table, by column.
+
+        With `several` seeds, figures have spreads. `optional` are the further columns of the table
+        (see `optional_columns`).
+        """
         metric = METRICS[self.metric]
         figure = "none" if not self.accuracy else "diverged"
         if self.mean is not None:
@@ -98,7 +112,14 @@ class MethodSummary:
             "worst": "" if self.worst_mean is None else f"{self.worst_mean:.1%}",
             **accuracy,
             **newcomers,
-            **({"epsilon": self._epsilon_cell()} if with_epsilon else {}),
+            **({EPSILON: self._epsilon_cell()} if EPSILON in optional else {}),
+            **({ROUNDS: _count(self.rounds)} if ROUNDS in optional else {}),
+            STEPS: _count(self.steps),
+            **(
+                {SERVER_STEPS: _count(self.server_steps or None)}
+                if SERVER_STEPS in optional
+                else {}
+            ),
             "sent": size(self.bytes["total"]),
             "time": duration(self.seconds or 0.0),
         }
@@ -131,6 +152,22 @@ class MethodSummary:
     def spread(self) -> float:
         """Standard deviation of the metric's mean over seeds."""
         return statistics.pstdev([figure for figure in self.figure if figure is not None])
+
+
+def _count(number: float | None) -> str:
+    return "" if number is None else f"{number:,.0f}"
+
+
+def optional_columns(rows: Sequence[MethodSummary]) -> list[str]:
+    """Return the columns that only some tables have: ε if a method adds noise, the number of rounds
+    if methods differ in it, and the steps of the server if one takes any.
+    """
+    has = {
+        EPSILON: any(row.has_noise for row in rows),
+        ROUNDS: len({row.rounds for row in rows if row.rounds is not None}) > 1,
+        SERVER_STEPS: any(row.server_steps for row in rows),
+    }
+    return [name for name, present in has.items() if present]
 
 
 def _mean_if_complete(figures: Sequence[float | None]) -> float | None:
@@ -184,14 +221,24 @@ def method_summary(
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
+        # A comparison has its own warnings about steps, once for all seeds.
         caveats=[
             f"{algorithm}, seed {summary['seed']}: {text}"
             for summary in summaries
             for text in warning_texts(summary, "after")
+            if text not in step_warnings(summary)
         ],
         epsilon=_largest_epsilon(summaries),
         has_noise=any((summary.get("privacy") or {}).get("unit") for summary in summaries),
+        rounds=_mean([summary["rounds"] for summary in summaries]),
+        steps=_mean([steps_of_party(summary) for summary in summaries]),
+        server_steps=_mean([summary.get("server_steps", 0) for summary in summaries]),
     )
+
+
+def steps_of_party(summary: Mapping[str, Any]) -> float:
+    """Return the gradient evaluations of a party, mean over parties; in a site's summary, its own."""
+    return float(summary["steps"] / (summary["parties"] if "server_steps" in summary else 1))
 
 
 def _largest_epsilon(summaries: Sequence[Mapping[str, Any]]) -> float | str | None:

@@ -25,8 +25,11 @@ from comity.runs.figures import by_round, mean
 from comity.runs.folder import RunFolder
 from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
+from comity.runs.step_warnings import STEPS, step_warnings
 from comity.safe_files import path_inside, write_atomically
 from comity.spec import parse_value
+from comity.studies.compare_warnings import UNEQUAL
+from comity.studies.method_summary import steps_of_party
 from comity.studies.parallel import (
     Cost,
     PlannedRun,
@@ -54,6 +57,8 @@ class Trial:
     """The round with the best mean over all validation samples."""
     caveats: tuple[str, ...] = ()
     """Caveats of these figures, a sentence each."""
+    steps: tuple[float, ...] = ()
+    """The gradient evaluations of a party in the whole run, mean over parties."""
 
     @property
     def name(self) -> str:
@@ -70,6 +75,11 @@ class Trial:
         """The mean over seeds on test samples; it plays no part in the ranking."""
         return statistics.mean(self.tests)
 
+    @property
+    def mean_steps(self) -> float:
+        """The gradient evaluations of a party, mean over seeds; 0 if they are not known."""
+        return statistics.mean(self.steps) if self.steps else 0.0
+
     def plain(self) -> dict[str, Any]:
         """Return the entry of tune.json."""
         return {"name": self.name, **asdict(self), "validation": self.validation, "test": self.test}
@@ -82,6 +92,19 @@ class Trials:
     trials: list[Trial]
     metric: str
     seeds: tuple[int, ...]
+
+    @property
+    def unequal_steps(self) -> str:
+        """A sentence if the trials differ in their gradient evaluations; empty otherwise."""
+        most = max(self.trials, key=lambda trial: trial.mean_steps)
+        least = min(self.trials, key=lambda trial: trial.mean_steps)
+        if most.mean_steps <= UNEQUAL * least.mean_steps:
+            return ""
+        return (
+            f"The trials differ in {STEPS}: a party takes {most.mean_steps:,.0f} with {most.name},"
+            f" the most, and {least.mean_steps:,.0f} with {least.name}, the least. For equal"
+            " budgets, give them as methods to 'comity compare --equal-steps'."
+        )
 
     @property
     def verdict(self) -> str:
@@ -217,9 +240,12 @@ def _trial(
         raise ComityError(f"In no round of {run.folder} {lacking}: there is nothing to choose by.")
     t = best["round"]
     validated = by_round(RunFolder(run.folder).read_metrics(), "validation", metric.name)[t]
-    texts = [*warning_texts(summary, "after"), *_not_validated(summary, validated, metric)]
+    about_steps = step_warnings(summary)  # `unequal_steps` says it of all trials
+    caveats = [text for text in warning_texts(summary, "after") if text not in about_steps]
+    texts = [*caveats, *_not_validated(summary, validated, metric)]
     of_seed = tuple(f"seed {run.experiment.seed}: {text}" for text in texts)
-    return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed)
+    steps = (steps_of_party(summary),)
+    return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed, steps)
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
@@ -256,5 +282,5 @@ def _combine_seeds(trials: Sequence[Trial]) -> Trial:
 
     return Trial(
         trials[0].settings,
-        *(concatenate(name) for name in ("validations", "tests", "rounds", "caveats")),
+        *(concatenate(name) for name in ("validations", "tests", "rounds", "caveats", "steps")),
     )

@@ -13,6 +13,7 @@ from comity.base.key import BatchKey
 from comity.base.record import Params, ReadOnlyDict, read_only, tensor_versions, tree_map
 from comity.errors import ComityError
 from comity.training.dp_sgd import PrivateGradients, Sampling, check_separable, poisson_batches
+from comity.training.gradient_count import GradientCount, add_gradients
 from comity.training.kernels import TAPE, SecondOrder, Tape
 from comity.training.requests import FitRequest, Fitted, FoldRequest, Private
 from comity.training.settings import Moments, Training, batches
@@ -102,7 +103,7 @@ def train_privately(request: FitRequest[Any], private: Private) -> Fitted:
 
 
 def fold(request: FoldRequest[S]) -> S:
-    """Fold a method's own step over batches.
+    """Fold a method's own step over batches. Each step counts as one gradient evaluation at least.
 
     The state is copied once: a forward pass in training mode writes to BatchNorm's buffers, which
     may belong to a message.
@@ -111,7 +112,9 @@ def fold(request: FoldRequest[S]) -> S:
         lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, request.first
     )
     for batch in batches(request.samples, request.key, request.training):
-        state = request.step(state, batch)
+        with GradientCount(request.mini_batch) as count:
+            state = request.step(state, batch)
+        add_gradients(count.at_least_one)
     return state
 
 
@@ -165,6 +168,8 @@ class Descent:
     thin: bool = True
     """Whether gradients of linear layers stay products of thin matrices until they are summed."""
     steps: int = 0
+    gradients: int = 0
+    """The number of gradient evaluations (see `gradient_count`)."""
     last_loss: Tensor | None = None
     params: list[Tensor] = field(init=False)
     tape: Tape | None = field(init=False)
@@ -177,7 +182,8 @@ class Descent:
         """Take one step on one batch."""
         token = TAPE.set(self.tape)
         try:
-            value = self.loss(self.theta, batch)
+            with GradientCount() as count:
+                value = self.loss(self.theta, batch)
         finally:
             TAPE.reset(token)
         outputs = self.tape.outputs if self.tape else []
@@ -185,6 +191,7 @@ class Descent:
         with torch.no_grad():
             self._update(grads[: len(outputs)], grads[len(outputs) :])
         self.steps += 1
+        self.gradients += count.at_least_one
         self.last_loss = value
 
     def apply(self, grads: Sequence[Tensor]) -> None:
@@ -192,6 +199,7 @@ class Descent:
         with torch.no_grad():
             self._update([], grads)
         self.steps += 1
+        self.gradients += 1
 
     def _update(self, thin: Sequence[Tensor | None], dense: Sequence[Tensor | None]) -> None:
         """Apply gradients: `thin` of the outputs of linear layers, `dense` of the parameters
@@ -270,6 +278,7 @@ class Descent:
             dict(self.theta),
             self.moments,
             self.steps,
+            self.gradients,
             None if self.last_loss is None else self.last_loss.detach(),
             scratch,
         )

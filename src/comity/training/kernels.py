@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._C import _functorch as functorch
 
+from comity.training.gradient_count import GradientCount, add_gradients
+
 
 def over_rows(
     function: Callable[..., dict[str, Tensor]], *stacked: dict[str, Tensor]
@@ -177,11 +179,13 @@ def input_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """The gradient of a function at x: within `vmap` by `torch.func.grad`, elsewhere by autograd,
     which takes half the time.
     """
-    if functorch.maybe_get_level(x) >= 1:
-        slope: Tensor = torch.func.grad(function)(x.detach())
-        return slope
-    x = x.detach().requires_grad_()
-    (slope,) = torch.autograd.grad(function(x), x)
+    with GradientCount() as count:
+        if functorch.maybe_get_level(x) >= 1:
+            slope: Tensor = torch.func.grad(function)(x.detach())
+        else:
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(function(x), x)
+    add_gradients(count.at_least_one)
     return slope
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from comity.base.key import Key
 from comity.base.record import Params, is_buffer, record
 from comity.base.samples import Samples
+from comity.training.gradient_count import GradientCount, add_gradients
 from comity.training.settings import Moments, Training
 from comity.training.task import Batch, LearningTask
 
@@ -109,6 +110,8 @@ class Fitted:
     theta: Params
     moments: Moments | None
     steps: int
+    gradients: int
+    """The number of gradient evaluations, which is larger where a step takes several."""
     loss: Tensor | None
     """The loss of the last batch, without the proximal term."""
     scratch: dict[str, Tensor]
@@ -177,6 +180,10 @@ class FoldRequest(Generic[S]):
     samples: Samples
     key: Key
     training: Training
+    mini_batch: int = 0
+    """The size of the party's mini-batches. A gradient of a larger batch counts as several; 0: as
+    one.
+    """
 
     def __await__(self) -> Generator[FoldRequest[Any], S, S]:
         return (yield self)
@@ -198,15 +205,22 @@ def gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, 
     """
     free = {k: v if is_buffer(k) else v.detach().requires_grad_() for k, v in theta.items()}
     names = [k for k in free if not is_buffer(k)]
-    result = value(free)
+    with GradientCount() as count:
+        result = value(free)
+    add_gradients(count.at_least_one)
     grads = torch.autograd.grad(result, [free[k] for k in names], materialize_grads=True)
     return result.detach(), dict(zip(names, grads, strict=True))
 
 
 def curvature(value: Callable[[Params], Tensor], theta: Params, along: Params) -> Params:
-    """The Hessian of a function at `theta`, times the vector `along`."""
+    """The Hessian of a function at `theta`, times the vector `along`. It counts as two gradient
+    evaluations: it differentiates a gradient.
+    """
     free = {k: v.clone() if is_buffer(k) else v.detach().requires_grad_() for k, v in theta.items()}
     params = [free[k] for k in along]
-    grads = torch.autograd.grad(value(free), params, create_graph=True, materialize_grads=True)
+    with GradientCount() as count:
+        result = value(free)
+    add_gradients(2 * count.at_least_one)
+    grads = torch.autograd.grad(result, params, create_graph=True, materialize_grads=True)
     slope = torch.stack([(g * along[k]).sum() for k, g in zip(along, grads, strict=True)]).sum()
     return dict(zip(along, torch.autograd.grad(slope, params, materialize_grads=True), strict=True))

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from comity.base.key import Key
 from comity.base.record import Params, is_buffer
 from comity.errors import UsageError
+from comity.training.gradient_count import count_pass
 from comity.training.kernels import cross_entropy, squared_error
 
 
@@ -201,7 +202,9 @@ class LearningTask:
 
     def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
         """The representation z of x."""
-        return self.network.run(theta, x, train, 0, self._cut_index)
+        z = self.network.run(theta, x, train, 0, self._cut_index)
+        count_pass(x, z)
+        return z
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         """Logits from a representation."""

@@ -173,6 +173,7 @@ class BatchedTraining:
         self.begins = [begins for _, begins in sizes]
         self.scratch: list[dict[str, Tensor]] = [{} for _ in requests]
         self.last_loss: list[Tensor | None] = [None for _ in requests]
+        self.gradients = [0 for _ in requests]
 
     def train(self) -> list[Fitted]:
         """Train all segments and return each party's result."""
@@ -284,6 +285,7 @@ class BatchedTraining:
         descent.finish(scratch)
         for n, i in enumerate(rows):
             self.last_loss[i] = values[n].detach()
+            self.gradients[i] += descent.gradients
             self.scratch[i] = {k: v[n] for k, v in scratch.items()}
         if not adjacent:
             self._put_back(descent, at)
@@ -312,7 +314,9 @@ class BatchedTraining:
             party_batch = _row(batch, 0, self.scratch[i])
             party_batch.draws = batch.draws.of({k: v[0] for k, v in batch.draws.rows.items()})
             descent.step(party_batch)
-        self.last_loss[i] = descent.finish({}).loss
+        fitted = descent.finish({})
+        self.last_loss[i] = fitted.loss
+        self.gradients[i] += fitted.gradients
 
     def _batches(self, segment: Segment, scratch: dict[str, Tensor]) -> Iterator[Batch]:
         """The segment's batches, stacked: one row per party."""
@@ -372,7 +376,7 @@ class BatchedTraining:
         )
         steps = len(self.sizes[i])
         moments = Moments(first, second, self.before + steps) if first and steps else None
-        return Fitted(theta, moments, steps, self.last_loss[i], self.scratch[i])
+        return Fitted(theta, moments, steps, self.gradients[i], self.last_loss[i], self.scratch[i])
 
 
 NO_DRAWS = StackedTree([None])

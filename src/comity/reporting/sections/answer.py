@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,18 @@ from comity.reporting.sections.gains import (
 )
 from comity.runs.caveats import join_names
 from comity.runs.config import WHERE
-from comity.runs.run_warnings import warning_texts
+from comity.runs.run_warnings import read_warnings, warning_texts
+from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import blocks
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
-from comity.studies.method_summary import MethodSummary, columns, method_summary
+from comity.studies.compare_warnings import compare_steps
+from comity.studies.method_summary import (
+    MethodSummary,
+    columns,
+    method_summary,
+    optional_columns,
+)
 from comity.studies.overall_verdict import SUMMED, WHOM, overall_verdict
 from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, average_gain
 from comity.units import size
@@ -80,7 +87,7 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     ranked, resolved_target = rank_methods(group, target)
     comparison = _read_comparison(section, group, folder / group.name / "comparison.json")
     _add_outcome(section, group, [row for row in ranked if row.mean is not None], comparison)
-    _add_warnings(section, group)
+    _add_warnings(section, group, comparison)
     section.blocks.append(_ranking(ranked, group, resolved_target))
     section.say(_explain_columns(group, resolved_target, target is not None))
     section.blocks += [*_ideas(group), *_other_metrics(group), *absences(group)]
@@ -120,8 +127,10 @@ def _add_outcome(
         section.say(comparison.reading)
 
 
-def _add_warnings(section: Section, group: Group) -> None:
-    """Add warnings about runs that are not finished, about the settings, and about the results."""
+def _add_warnings(section: Section, group: Group, comparison: ComparisonAnswers) -> None:
+    """Add warnings about runs that are not finished, about the settings, about the results, and
+    about the comparison of methods.
+    """
     for run in group.runs:
         if not run.has_ended:
             total = f" of {run.experiment.rounds}" if run.experiment else ""
@@ -137,7 +146,10 @@ def _add_warnings(section: Section, group: Group) -> None:
         section.say(text, "warning")
     for run in group.runs:
         for text in warning_texts(run.summary, "after") if run.summary else ():
-            section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
+            if text not in step_warnings(run.summary or {}):
+                section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
+    for text in comparison.warnings or _step_warnings(group):
+        section.say(text, "warning")
     if len(group.chosen_metrics) > 1:
         section.say(
             "These runs were judged by different metrics: they are shown by accuracy, which all of"
@@ -146,12 +158,20 @@ def _add_warnings(section: Section, group: Group) -> None:
         )
 
 
-def _differing_settings(group: Group) -> list[str]:
+def _step_warnings(group: Group) -> list[str]:
+    """Return the warnings about the steps of the methods, once for all seeds."""
+    if group.site:  # a site knows its own steps only
+        return []
+    return compare_steps({method.name: method.summaries for method in group.methods}, False)
+
+
+def _differing_settings(group: Group, equal_steps: bool) -> list[str]:
     """Return a sentence for each setting, except method and seed, in which the runs differ.
 
-    Runs of a comparison differ if one of them was extended afterwards.
+    Runs of a comparison differ if one of them was extended afterwards. With equal steps, methods
+    have different numbers of rounds.
     """
-    ignored = {"algorithm", "seed", "set", *WHERE}
+    ignored = {"algorithm", "seed", "set", *WHERE, *(("rounds",) if equal_steps else ())}
     runs_by_value: dict[str, dict[str, list[str]]] = {}
     for run in group.runs:
         if run.experiment:
@@ -174,8 +194,9 @@ def _explain_columns(group: Group, target: float | None, requested: bool) -> str
     title = capitalize_first(group.metric.title)
     about = (
         f"{title}: mean over parties on their own test samples after the last round, ± standard"
-        " deviation over seeds. Worst: the worst party, mean over seeds. Sent: all bytes of a run,"
-        " evaluation left out. Time: of a run here."
+        " deviation over seeds. Worst: the worst party, mean over seeds. Steps: gradient"
+        " evaluations of a party in a run, mean over parties. Sent: all bytes of a run, evaluation"
+        " left out. Time: of a run here."
     )
     if group.site:
         about = (
@@ -220,6 +241,8 @@ class ComparisonAnswers:
 
     answers: list[PartyVerdict]
     reading: str = ""
+    warnings: tuple[str, ...] = ()
+    """The warnings about several of its runs."""
 
 
 def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAnswers:
@@ -236,7 +259,9 @@ def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAn
         if "answers" not in content:  # written by an earlier version
             return ComparisonAnswers([])
         comparison = ComparisonAnswers(
-            [_parse_answer(entry) for entry in content["answers"]], content["reading"]
+            [_parse_answer(entry) for entry in content["answers"]],
+            content["reading"],
+            tuple(warning.text for warning in read_warnings(content, {})),
         )
         methods = {folder_name(row["algorithm"]) for row in content["rows"]}
         if not isinstance(comparison.reading, str):
@@ -246,7 +271,7 @@ def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAn
             "comparison.json is damaged: what it says to each party cannot be shown.", "missing"
         )
         return ComparisonAnswers([])
-    for text in _differing_settings(group):
+    for text in _differing_settings(group, content.get("equal_steps") is True):
         section.say(text, "warning")
     has_methods = methods <= {run.folder.parent.name for run in group.runs}
     same_runs = has_methods and _has_same_figures(group, content["rows"])
@@ -427,21 +452,21 @@ def _target_cells(row: Ranked) -> list[str]:
 
 def _ranking(ranked: list[Ranked], group: Group, target: float | None) -> Table:
     """Return the ranking: the table that `compare` prints, with the columns of the target."""
-    private = any(row.has_noise for row in ranked)
-    heads, rows = columns(_ranking_cells(row, group, target, private) for row in ranked)
+    optional = optional_columns(ranked)
+    heads, rows = columns(_ranking_cells(row, group, target, optional) for row in ranked)
     best = 0 if ranked[0].mean is not None else None
     minor = [head for head in heads[2:] if head not in MATTER]
     return Table("ranking", group.title, heads, rows, best=best, minor=minor)
 
 
 def _ranking_cells(
-    row: Ranked, group: Group, target: float | None, private: bool
+    row: Ranked, group: Group, target: float | None, optional: Collection[str]
 ) -> dict[str, str]:
     """Return a method's cells by column."""
     if not row.figure:
         state = "unreadable" if all(run.has_ended for run in row.method.runs) else "not finished"
         return {"method": row.method.name, group.metric.title: state}
-    cells = row.cells(len(row.figure) > 1, private) | {"method": row.method.name}
+    cells = row.cells(len(row.figure) > 1, optional) | {"method": row.method.name}
     omitted: set[str] = set()
     if group.solo is None or len(group.methods) == 1:
         omitted.update(MATTER)

@@ -1,0 +1,129 @@
+"""Warnings about a comparison: where methods take unequal steps, and where the handling of
+BatchNorm may decide the ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comity.base.record import is_buffer
+from comity.components.averaged import AveragesWeights
+from comity.core.wrapper import chain
+from comity.names import display_name
+from comity.runs.build import SimulatedRun
+from comity.runs.step_warnings import STEPS, RoundSteps, party_warnings, server_warnings
+
+UNEQUAL = 1.5
+"""The ratio of steps from which on methods are said to differ in them."""
+DIFFERENT = 0.1
+"""The difference of inputs, in standard deviations, from which on parties' inputs are said to
+differ. It is below 0.06 where only labels differ (digits, MNIST and CIFAR-10 in a Dirichlet
+partition with alpha=0.1), and 0.17 to 0.65 for blur, contrast, inversion, HAR's people, PACS'
+domains and the hospitals of heart.
+"""
+
+
+def compare_steps(
+    summaries: Mapping[str, Sequence[Mapping[str, Any]]], equal_steps: bool
+) -> list[str]:
+    """Return the warnings about the steps of methods, a sentence each and once for all seeds.
+
+    Args:
+        summaries: The summaries of each method's runs, by the method's name for display.
+        equal_steps: Whether the numbers of rounds were chosen so that parties' steps are equal.
+    """
+    texts = []
+    totals: dict[str, float] = {}
+    for method, runs in summaries.items():
+        measured = [(run, steps) for run in runs if (steps := RoundSteps.of(run))]
+        if not measured:
+            continue
+        run, steps = measured[0]
+        about_party = [] if equal_steps else party_warnings(steps)
+        about = [*about_party, *server_warnings(steps, run)]
+        texts += [f"{method}: {text[0].lower()}{text[1:]}" for text in about]
+        if steps.party:
+            totals[method] = sum(run["steps"] / run["parties"] for run, _ in measured) / len(
+                measured
+            )
+    return [*texts, *_unequal(totals, equal_steps)]
+
+
+def _unequal(totals: Mapping[str, float], equal_steps: bool) -> list[str]:
+    """Return a sentence if methods differ in the steps of a party in the whole run."""
+    if not totals:
+        return []
+    most, least = max(totals, key=totals.__getitem__), min(totals, key=totals.__getitem__)
+    if totals[most] <= UNEQUAL * totals[least]:
+        return []
+    advice = "" if equal_steps else ": --equal-steps gives all methods the same number"
+    return [
+        f"The methods differ in {STEPS}: a party takes {totals[most]:,.0f} in {most}, the most, and"
+        f" {totals[least]:,.0f} in {least}, the least{advice}."
+    ]
+
+
+class BatchNormCheck:
+    """Collects the methods of a comparison that average BatchNorm's running statistics."""
+
+    def __init__(self) -> None:
+        self._averaging: list[str] = []
+        self._difference: float | None = None
+
+    def add(self, job: SimulatedRun) -> None:
+        """Add a run of the comparison."""
+        name = display_name(job.experiment.algorithm)
+        if name in self._averaging or not averages_statistics(job):
+            return
+        self._averaging.append(name)
+        if self._difference is None:  # the data are the same for all methods
+            self._difference = input_difference([party.data.train.x for party in job.parties])
+
+    def warnings(self) -> list[str]:
+        """Return a sentence if parties' inputs differ and statistics are averaged."""
+        if self._difference is None or self._difference < DIFFERENT:
+            return []
+        return [
+            "The handling of BatchNorm may decide the ranking: the parties' inputs differ (by"
+            f" {self._difference:.2g} standard deviations), and {', '.join(self._averaging)}"
+            f" {'average' if len(self._averaging) > 1 else 'averages'} the running statistics."
+            " Compare with --bn params_only, which keeps them at the parties."
+        ]
+
+
+def averages_statistics(job: SimulatedRun) -> bool:
+    """Return whether a run averages the running statistics of BatchNorm.
+
+    It does if the network has BatchNorm, the method averages weights, and neither the setting `bn`
+    nor the method keeps the statistics at the parties.
+    """
+    host, task = chain(job.algorithm)[-1], job.info.task
+    statistics = {name for name in task.norm_names if is_buffer(name)}
+    return isinstance(host, AveragesWeights) and bool(statistics - host.private_names(task))
+
+
+def input_difference(inputs: Sequence[Tensor]) -> float:
+    """Return how far the parties' inputs are from those of all parties: the distance between means
+    and standard deviations of channels or columns, in standard deviations, mean over parties.
+
+    What is expected from the number of samples alone is subtracted.
+
+    Args:
+        inputs: The inputs of each party.
+    """
+    channels = [x.transpose(0, 1).flatten(1).float() for x in inputs if len(x) > 1]
+    if not channels:
+        return 0.0
+    everything = torch.cat(channels, dim=1)
+    mean, std = everything.mean(1), everything.std(1)
+    varies = std > 0
+    distances = []
+    for x in channels:
+        squared = ((x.mean(1) - mean) ** 2 + (x.std(1) - std) ** 2) / std**2
+        by_chance = 1.5 / x.shape[1]
+        distances.append((squared[varies].mean() - by_chance).clamp(min=0).sqrt())
+    return float(torch.stack(distances).mean().nan_to_num())
