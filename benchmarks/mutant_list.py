@@ -570,30 +570,44 @@ POLICIES = [
     Mutant(
         "a training on few records passes the minimum group size",
         "comity/deploy/group_size.py",
-        '"training": min(data.train, trained)',
-        '"training": data.train',
+        '"training": data.train.group_size(trained)',
+        '"training": data.train.whole_group',
         f"{GROUPS}::test_values_of_few_records_do_not_leave",
     ),
     Mutant(
         "statistics of a small class pass the minimum group size",
         "comity/deploy/group_size.py",
-        '"by class": min(by_class)',
-        '"by class": data.train',
+        '"by class": min(records.whole_group for records in by_class)',
+        '"by class": data.train.whole_group',
         f"{GROUPS}::test_statistics_of_a_small_class_do_not_leave",
     ),
     Mutant(
         "figures of few validation records pass the minimum group size",
         "comity/deploy/group_size.py",
         '"validation": data.validation',
-        '"validation": data.train',
+        '"validation": data.train.whole_group',
         f"{GROUPS}::test_figures_of_few_validation_records_do_not_leave",
     ),
     Mutant(
         "values of single records pass the minimum group size",
         "comity/deploy/group_size.py",
         '"single": 1',
-        '"single": data.train',
+        '"single": data.train.whole_group',
         f"{GROUPS}::test_values_of_few_records_do_not_leave",
+    ),
+    Mutant(
+        "records of one patient count as records of several",
+        "comity/deploy/group_size.py",
+        "        if not self.by_patient or not records:\n",
+        "        if records:\n",
+        f"{GROUPS}::test_many_records_of_few_patients_do_not_leave",
+    ),
+    Mutant(
+        "test records of few patients count as many",
+        "comity/base/samples.py",
+        "if self.patient_count is None or self.held_out_patients is None:",
+        "if True:",
+        f"{GROUPS}::test_figures_of_few_test_patients_do_not_leave",
     ),
     Mutant(
         "a field without noise beside one with noise passes the minimum group size",
@@ -605,8 +619,8 @@ POLICIES = [
     Mutant(
         "a field that no method describes passes the minimum group size",
         "comity/deploy/policy.py",
-        "            if group.records is None:\n",
-        "            if group.records is None:\n                continue\n            if not group.field:\n",
+        "            if group.size is None:\n",
+        "            if group.size is None:\n                continue\n            if not group.field:\n",
         f"{GROUPS}::test_a_field_without_a_description_does_not_leave",
     ),
     Mutant(
@@ -640,8 +654,8 @@ POLICIES = [
     Mutant(
         "figures of few samples leave",
         "comity/deploy/site_run.py",
-        "if score.count < policy.records:",
-        "if score.count < 0:",
+        "return min(score.count, self._data.group_size(split)) >= policy.records",
+        "return score.count >= 0",
         f"{LEAVING}::test_metrics_of_few_samples_are_withheld",
     ),
     Mutant(

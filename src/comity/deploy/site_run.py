@@ -23,6 +23,7 @@ from comity.base.call import CallId, Message, PartyResult
 from comity.base.finite import not_finite
 from comity.base.key import Key
 from comity.base.record import Params, Sealed, payload, sealed_in, unseal
+from comity.base.samples import PartyData, Split
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
 from comity.core.release import PartyFacts, planned_calls
@@ -33,7 +34,7 @@ from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.deploy import messages
 from comity.deploy.data import SiteSplit, fixed_split, schema_digest, site_settings, store_split
-from comity.deploy.group_size import LocalData, groups
+from comity.deploy.group_size import LocalData, groups, unit_of
 from comity.deploy.key_exchange import Identity, keys_of
 from comity.deploy.messages import Answered, Introduced, pack, reply_body, to_call_id
 from comity.deploy.policy import SitePolicy
@@ -70,7 +71,7 @@ from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, quote
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.metrics.metrics import METRICS, Metric, check_fits, count_by_class
+from comity.metrics.metrics import METRICS, Metric, check_fits
 from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
@@ -192,7 +193,7 @@ class SiteRun:
             _check_order(order, request.run, experiment, federation.classes)
         check_fits(experiment.metric, federation.classes)
         parts = federation.parties[policy.name]
-        policy.check_records(len(parts.train))
+        policy.check_records(parts.group_size("train"), unit_of(parts))
         held_out = len(parts.validation) + len(parts.test)
         if split.test != OFFICIAL:
             policy.check_held_out(held_out / (len(parts.train) + held_out))
@@ -233,10 +234,15 @@ class SiteRun:
         run._check_groups(policy)
         return run
 
+    @property
+    def _data(self) -> PartyData:
+        """The site's samples."""
+        return self.federation.parties[self.party]
+
     def check(self, policy: SitePolicy, submitter: str) -> None:
         """Refuse to continue if the site policy, which may have changed, forbids the run."""
         policy.check(self.experiment, self.algorithm, submitter)
-        policy.check_records(len(self.federation.parties[self.party].train))
+        policy.check_records(self._data.group_size("train"), unit_of(self._data))
         self._check_groups(policy)
 
     def _check_groups(self, policy: SitePolicy) -> None:
@@ -258,15 +264,13 @@ class SiteRun:
         self._check_groups_of(policy, site, server_run)
 
     def _check_groups_of(self, policy: SitePolicy, site: Site, server_run: ServerRun) -> None:
-        data, training = self.federation.parties[self.party], site.party.training
-        classes = self.federation.classes
-        counts = count_by_class(data.train.y, classes) if classes else ()
-        local = LocalData(len(data.train), len(data.validation), counts, training)
+        data, training = self._data, site.party.training
+        local = LocalData.of(data, self.federation.classes, training)
         facts = PartyFacts(
             server_run.info, site.party.id, len(data.train), training, data.patient_count
         )
         method = display_name(self.experiment.algorithm)
-        policy.check_groups(groups(site.algorithm, local, facts), method)
+        policy.check_groups(groups(site.algorithm, local, facts), method, unit_of(data))
         self._checked_policy = policy
 
     def check_not_ended(self) -> None:
@@ -709,21 +713,24 @@ class SiteRun:
     def _allowed(
         self, evaluation: Evaluation, policy: SitePolicy, round: int, call: str
     ) -> Evaluation:
-        """What of an evaluation may leave: scores on enough samples, and per-sample outcomes if the
-        site policy allows them.
+        """What of an evaluation may leave: scores on enough patients or samples, and per-sample
+        outcomes if the site policy allows them.
         """
 
-        def if_enough(score: Score) -> Score:
-            if score.count < policy.records:
+        def is_enough(score: Score, split: Split) -> bool:
+            return min(score.count, self._data.group_size(split)) >= policy.records
+
+        def if_enough(score: Score, split: Split) -> Score:
+            if not is_enough(score, split):
                 return NOTHING
             figures = {name: policy.round_figure(value) for name, value in score.figures.items()}
             return replace(score, loss=policy.round_figure(score.loss), figures=figures)
 
         # Scores could be computed from per-sample outcomes, so that these have the same limit.
-        enough_tests = evaluation.test.count >= policy.records
+        enough_tests = is_enough(evaluation.test, "test")
         allowed = Evaluation(
-            if_enough(evaluation.validation),
-            if_enough(evaluation.test),
+            if_enough(evaluation.validation, "validation"),
+            if_enough(evaluation.test, "test"),
             evaluation.answers if policy.outcomes and enough_tests else None,
             evaluation.gained if enough_tests else None,
         )
@@ -846,18 +853,20 @@ def restrict_to_party(party: Party, run: ServerRun) -> ServerRun:
 def _party_info(federation: Federation, policy: SitePolicy, metric: Metric) -> PartyInfo:
     """The site's description of its data.
 
-    A part of the data is used to judge models only if it has so many samples that the scores may
-    leave.
+    A part of the data is used to judge models only if it has so many samples, or patients, that the
+    scores may leave.
     """
+    data = federation.parties[policy.name]
     info = PartyInfo.of(
-        federation.parties[policy.name],
+        data,
         federation.classes,
         metric,
         counts=policy.class_counts,
         own_constants=federation.own_constants,
     )
-    enough = {"validation": info.validation >= policy.records, "test": info.test >= policy.records}
-    return replace(info, judged=[split for split in info.judged if enough[split]])
+    splits: tuple[Split, ...] = ("validation", "test")
+    enough = {split for split in splits if data.group_size(split) >= policy.records}
+    return replace(info, judged=[split for split in info.judged if split in enough])
 
 
 def _begin_folder(

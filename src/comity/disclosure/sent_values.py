@@ -392,11 +392,11 @@ def smallest_means(source: Source) -> dict[str, int]:
     i = server_run.context.roster.names.index(source.party)
     facts = server_run.privacy.about_party(i)
     counts = (1,) if source.class_counts is None else source.class_counts
-    data = LocalData(info.train, info.validation, counts, facts.training)
+    data = LocalData.of_counts(info.train, info.validation, counts, facts.training)
     return {
-        group.field: group.records
+        group.field: group.size
         for group in groups(server_run.algorithm, data, facts)
-        if group.field in class_means and group.records is not None
+        if group.field in class_means and group.size is not None
     }
 
 
