@@ -9,6 +9,8 @@ from typing import Any
 
 from comity.core.release import UNITS
 from comity.deploy.release_ledger import DELTA
+from comity.deploy.secure_costs import NOT_HIDDEN, describe_limits, smallest_sum
+from comity.deploy.secure_server import EXPERIMENTAL, Limits
 from comity.disclosure.sent_values import (
     INTRODUCED,
     SentValue,
@@ -66,6 +68,7 @@ def page_of(source: Source) -> Page:
         _unprotected_section(source, values),
         _table_section(source, values),
         _guarantee_section(source, values),
+        *([_aggregation_section(source, source.secure)] if source.secure else []),
         _coverage_section(source, values),
         _limits_section(source, values),
         _before_training_section(source, values),
@@ -310,6 +313,27 @@ def _explain_epsilon(epsilon: float, block: dict[str, Any]) -> str:
         f" {times} as likely as if {what} had been replaced by {other} (epsilon {epsilon:.3g}; the"
         f" smaller, the less can be told), but for a chance of {block['delta']:g} (delta)."
     )
+
+
+def _aggregation_section(source: Source, limits: Limits) -> Section:
+    """What secure aggregation hides from the server, and what it does not."""
+    section = Section("aggregation", "What secure aggregation hides")
+    server_run = source.server_run
+    names = server_run.info.names
+    learned = describe_limits(len(names), limits)
+    section.say(f"{learned[0].upper()}{learned[1:]}.", "lead")
+    if source.party in names:
+        infos = server_run.initial_party_infos
+        others = [info.train for name, info in infos.items() if name != source.party]
+        fewest = smallest_sum(source.info.train, others, limits.threshold)
+        section.say(
+            f"Behind a mean of the fewest sites, with the smallest ones, are {fewest.records:,}"
+            f" training records, of which {fewest.share:.0%} are this party's. The larger this"
+            " share, the more the mean tells about this party."
+        )
+    section.say(f"{NOT_HIDDEN} Means of several rounds may be compared.", "warning")
+    section.say(EXPERIMENTAL, "warning")
+    return section
 
 
 def _coverage_section(source: Source, values: list[SentValue]) -> Section:
