@@ -419,28 +419,28 @@ RELEASES = [
     ),
     Mutant(
         "a charge in the ledger may be lost by a power failure",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         "            os.fsync(file.fileno())\n        self._count(rows)\n",
         "        self._count(rows)\n",
         f"{BUDGET}::test_the_ledger_is_synced_before_the_reply",
     ),
     Mutant(
         "two processes write to the ledger at once",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         "            fcntl.flock(file, fcntl.LOCK_EX)\n            if file.seek",
         "            if file.seek",
         f"{BUDGET}::test_the_ledger_is_locked_while_it_is_written",
     ),
     Mutant(
         "a changed row of the ledger is not noticed",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         "if not hmac.compare_digest(code, right):",
         "if not right:",
         f"{BUDGET}::test_a_damaged_ledger_is_refused",
     ),
     Mutant(
         "a removed row of the ledger is not noticed",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         'text = f"{before}\\n{cells}".encode()',
         "text = cells.encode()",
         f"{BUDGET}::test_a_damaged_ledger_is_refused",
@@ -639,9 +639,9 @@ POLICIES = [
     ),
     Mutant(
         "a site evaluates without limit",
-        "comity/deploy/site_run.py",
-        "if self.tables.evaluations >= policy.evaluations:",
-        "if self.tables.evaluations < 0:",
+        "comity/deploy/sent_ledger.py",
+        "if evaluations >= policy.evaluations:",
+        "if evaluations < 0:",
         f"{EVALUATION}::test_evaluations_are_limited",
     ),
     Mutant(
@@ -667,10 +667,28 @@ POLICIES = [
     ),
     Mutant(
         "more bytes leave than the policy allows",
-        "comity/deploy/site_run.py",
-        "if bytes_in_run + more > policy.bytes:",
-        "if bytes_in_run + more < 0:",
+        "comity/deploy/sent_ledger.py",
+        "if in_run + more > policy.bytes:",
+        "if in_run + more < 0:",
         f"{LEAVING}::test_limits_of_bytes_per_run_and_in_total",
+    ),
+    Mutant(
+        "deleting a run gives bytes back",
+        "comity/deploy/site_run.py",
+        "self.sent = SentLedger(self.at, self.party)",
+        "self.sent = SentLedger(self.folder.path, self.party)",
+        f"{BUDGET}::test_deleting_the_folder_of_a_run_gives_no_bytes_back",
+    ),
+    Mutant(
+        "bytes leave before they are charged",
+        "comity/deploy/site_run.py",
+        """        self._charge_sent(call.round, call.function, sent, policy)
+        self._record_result(call, request, result)
+""",
+        """        self._record_result(call, request, result)
+        self._charge_sent(call.round, call.function, sent, policy)
+""",
+        f"{BUDGET}::test_bytes_are_charged_before_the_reply_leaves",
     ),
     Mutant(
         "sites without a certificate are counted",

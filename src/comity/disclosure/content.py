@@ -482,9 +482,8 @@ def _all_runs_section(party: str, total: AllRuns) -> Section:
         section.say("In none of them did a method have this site send anything of its data.")
     section.say(
         "Figures of validation and test records left"
-        f" {total.evaluations:,} times in the runs whose folders are still here. No noise protects"
-        f" these records; the site policy allows {total.policy.evaluations:,} evaluations of each"
-        " run (evaluations)."
+        f" {total.evaluations:,} times in all of them. No noise protects these records; the site"
+        f" policy allows {total.policy.evaluations:,} evaluations of each run (evaluations)."
     )
     return section
 

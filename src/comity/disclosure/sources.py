@@ -19,9 +19,10 @@ from comity.deploy.policy import SitePolicy
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
 from comity.deploy.secure_server import Limits
 from comity.deploy.secure_terms import strictest_threshold
+from comity.deploy.sent_ledger import SentLedger
 from comity.deploy.server import read_parties, secure_limits, server_run_of
 from comity.deploy.site_run import build_site
-from comity.deploy.site_store import ROSTER, read_roster, runs_of, sent_rows
+from comity.deploy.site_store import ROSTER, read_roster, runs_of
 from comity.errors import ComityError, UsageError, unknown
 from comity.metrics.metrics import count_by_class
 from comity.models import CustomModel
@@ -51,12 +52,12 @@ class AllRuns:
     unit: Unit
     """What all of them protect."""
     evaluations: int
-    """How often figures of validation and test records left, in the runs whose folders exist."""
+    """How often figures of validation and test records left."""
     policy: SitePolicy
 
     @staticmethod
     def at_site(folder: Path, policy: SitePolicy) -> AllRuns:
-        """Read the ledger of a site's folder, and the ledgers of its runs."""
+        """Read the ledgers of a site's folder."""
         ledger = ReleaseLedger(folder)
         rows = ledger.rows()
         names = {row.run for row in rows} | {run.path.name for run in runs_of(folder)}
@@ -67,7 +68,7 @@ class AllRuns:
             len(names - unbounded),
             math.inf if unbounded else epsilon(history, DELTA),
             weakest_unit(history),
-            sum(row.kind == "eval" for row in sent_rows(folder, policy.name)),
+            SentLedger(folder, policy.name).evaluations(),
             policy,
         )
 
