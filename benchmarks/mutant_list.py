@@ -419,28 +419,28 @@ RELEASES = [
     ),
     Mutant(
         "a charge in the ledger may be lost by a power failure",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         "            os.fsync(file.fileno())\n        self._count(rows)\n",
         "        self._count(rows)\n",
         f"{BUDGET}::test_the_ledger_is_synced_before_the_reply",
     ),
     Mutant(
         "two processes write to the ledger at once",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         "            fcntl.flock(file, fcntl.LOCK_EX)\n            if file.seek",
         "            if file.seek",
         f"{BUDGET}::test_the_ledger_is_locked_while_it_is_written",
     ),
     Mutant(
         "a changed row of the ledger is not noticed",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         "if not hmac.compare_digest(code, right):",
         "if not right:",
         f"{BUDGET}::test_a_damaged_ledger_is_refused",
     ),
     Mutant(
         "a removed row of the ledger is not noticed",
-        "comity/deploy/release_ledger.py",
+        "comity/deploy/site_ledger.py",
         'text = f"{before}\\n{cells}".encode()',
         "text = cells.encode()",
         f"{BUDGET}::test_a_damaged_ledger_is_refused",
@@ -570,30 +570,44 @@ POLICIES = [
     Mutant(
         "a training on few records passes the minimum group size",
         "comity/deploy/group_size.py",
-        '"training": min(data.train, trained)',
-        '"training": data.train',
+        '"training": data.train.group_size(trained)',
+        '"training": data.train.whole_group',
         f"{GROUPS}::test_values_of_few_records_do_not_leave",
     ),
     Mutant(
         "statistics of a small class pass the minimum group size",
         "comity/deploy/group_size.py",
-        '"by class": min(by_class)',
-        '"by class": data.train',
+        '"by class": min(records.whole_group for records in by_class)',
+        '"by class": data.train.whole_group',
         f"{GROUPS}::test_statistics_of_a_small_class_do_not_leave",
     ),
     Mutant(
         "figures of few validation records pass the minimum group size",
         "comity/deploy/group_size.py",
         '"validation": data.validation',
-        '"validation": data.train',
+        '"validation": data.train.whole_group',
         f"{GROUPS}::test_figures_of_few_validation_records_do_not_leave",
     ),
     Mutant(
         "values of single records pass the minimum group size",
         "comity/deploy/group_size.py",
         '"single": 1',
-        '"single": data.train',
+        '"single": data.train.whole_group',
         f"{GROUPS}::test_values_of_few_records_do_not_leave",
+    ),
+    Mutant(
+        "records of one patient count as records of several",
+        "comity/deploy/group_size.py",
+        "        if not self.by_patient or not records:\n",
+        "        if records:\n",
+        f"{GROUPS}::test_many_records_of_few_patients_do_not_leave",
+    ),
+    Mutant(
+        "test records of few patients count as many",
+        "comity/base/samples.py",
+        "if self.patient_count is None or self.held_out_patients is None:",
+        "if True:",
+        f"{GROUPS}::test_figures_of_few_test_patients_do_not_leave",
     ),
     Mutant(
         "a field without noise beside one with noise passes the minimum group size",
@@ -605,8 +619,8 @@ POLICIES = [
     Mutant(
         "a field that no method describes passes the minimum group size",
         "comity/deploy/policy.py",
-        "            if group.records is None:\n",
-        "            if group.records is None:\n                continue\n            if not group.field:\n",
+        "            if group.size is None:\n",
+        "            if group.size is None:\n                continue\n            if not group.field:\n",
         f"{GROUPS}::test_a_field_without_a_description_does_not_leave",
     ),
     Mutant(
@@ -625,9 +639,9 @@ POLICIES = [
     ),
     Mutant(
         "a site evaluates without limit",
-        "comity/deploy/site_run.py",
-        "if self.tables.evaluations >= policy.evaluations:",
-        "if self.tables.evaluations < 0:",
+        "comity/deploy/sent_ledger.py",
+        "if evaluations >= policy.evaluations:",
+        "if evaluations < 0:",
         f"{EVALUATION}::test_evaluations_are_limited",
     ),
     Mutant(
@@ -640,8 +654,8 @@ POLICIES = [
     Mutant(
         "figures of few samples leave",
         "comity/deploy/site_run.py",
-        "if score.count < policy.records:",
-        "if score.count < 0:",
+        "return min(score.count, self._data.group_size(split)) >= policy.records",
+        "return score.count >= 0",
         f"{LEAVING}::test_metrics_of_few_samples_are_withheld",
     ),
     Mutant(
@@ -653,10 +667,28 @@ POLICIES = [
     ),
     Mutant(
         "more bytes leave than the policy allows",
-        "comity/deploy/site_run.py",
-        "if bytes_in_run + more > policy.bytes:",
-        "if bytes_in_run + more < 0:",
+        "comity/deploy/sent_ledger.py",
+        "if in_run + more > policy.bytes:",
+        "if in_run + more < 0:",
         f"{LEAVING}::test_limits_of_bytes_per_run_and_in_total",
+    ),
+    Mutant(
+        "deleting a run gives bytes back",
+        "comity/deploy/site_run.py",
+        "self.sent = SentLedger(self.at, self.party)",
+        "self.sent = SentLedger(self.folder.path, self.party)",
+        f"{BUDGET}::test_deleting_the_folder_of_a_run_gives_no_bytes_back",
+    ),
+    Mutant(
+        "bytes leave before they are charged",
+        "comity/deploy/site_run.py",
+        """        self._charge_sent(call.round, call.function, sent, policy)
+        self._record_result(call, request, result)
+""",
+        """        self._record_result(call, request, result)
+        self._charge_sent(call.round, call.function, sent, policy)
+""",
+        f"{BUDGET}::test_bytes_are_charged_before_the_reply_leaves",
     ),
     Mutant(
         "sites without a certificate are counted",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from malicious_server import (
 from comity.base.record import Model
 from comity.deploy import site_results
 from comity.deploy.release_ledger import LEDGER_FILE, ReleaseLedger
+from comity.deploy.sent_ledger import SENT_FILE
 
 BUDGET = 2.0
 
@@ -143,8 +145,6 @@ def test_a_charge_is_on_the_disk_before_the_reply_is_computed(
 def test_the_ledger_is_synced_before_the_reply(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     from comity.engines.site import Site
 
     events: list[str] = []
@@ -241,3 +241,114 @@ def test_methods_without_noise_are_refused_under_a_budget(sites: Sites) -> None:
         server = MaliciousServer(sites, "north", "open", method, **SETTINGS)
         with pytest.raises(Refused, match="epsilon"):
             server.begin()
+
+
+# Bytes and evaluations.
+
+MODEL_BYTES = 4 * 650  # of a reply in these tests
+
+
+def limit_bytes(sites: Sites, changes: dict[str, str]) -> None:
+    for name in sites.names:
+        sites.change(name, changes)
+
+
+def byte_limit(replies: float) -> dict[str, str]:
+    """A policy that allows so many replies in all runs."""
+    return {'bytes = "100 GB"': f"bytes = {int(replies * MODEL_BYTES)}"}
+
+
+def has_bytes_left(server: MaliciousServer, number: int, limit: str = "(budget: bytes)") -> bool:
+    """Whether the site answers the message with this number, and does not refuse by a limit."""
+    try:
+        server.call("local", Model(weights(number / 1000)), depth=1)
+    except Refused as why:
+        if limit not in str(why):
+            raise
+        return False
+    return True
+
+
+def replies_until_refused(server: MaliciousServer, limit: str, most: int = 9) -> int:
+    for number in range(most):
+        if not has_bytes_left(server, number, limit):
+            return number
+    return most
+
+
+def test_deleting_the_folder_of_a_run_gives_no_bytes_back(sites: Sites) -> None:
+    limit_bytes(sites, byte_limit(3.5))
+    assert replies_until_refused(attack(sites), "(budget: bytes)") == 3
+    shutil.rmtree(sites.site("north") / "runs")
+    assert replies_until_refused(attack(sites, "second"), "(budget: bytes)") == 0
+
+
+def test_deleting_the_folder_of_a_run_does_not_begin_its_limits_anew(sites: Sites) -> None:
+    """The server asks for the run of the same name again."""
+    limits = {
+        'bytes = "10 GB"': f"bytes = {int(2.5 * MODEL_BYTES)}",
+        "evaluations = 1100": "evaluations = 2",
+    }
+    limit_bytes(sites, limits)
+    server = attack(sites)
+    for _ in range(2):
+        server.evaluate(Model(weights(0.0)))
+    assert replies_until_refused(server, "(bytes)") == 2
+    shutil.rmtree(sites.site("north") / "runs")
+    again = attack(sites)
+    assert replies_until_refused(again, "(bytes)") == 0
+    with pytest.raises(Refused, match="evaluations"):
+        again.evaluate(Model(weights(0.0)))
+
+
+def test_runs_at_the_same_time_share_the_budget_of_bytes(sites: Sites) -> None:
+    limit_bytes(sites, byte_limit(3.5))
+    servers = [attack(sites, f"run{number}") for number in range(3)]
+    answered = [has_bytes_left(server, number) for number in range(3) for server in servers]
+    assert sum(answered) == 3
+
+
+def test_bytes_are_charged_before_the_reply_leaves(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The charge is on the disk before anything else is written; the reply leaves after that."""
+    from comity.deploy.site_store import SiteTables
+
+    ledger = sites.site("north") / SENT_FILE
+    events: list[str] = []
+    add_steps = SiteTables.add_steps
+
+    def fsync(descriptor: int) -> None:
+        if os.path.realpath(f"/proc/self/fd/{descriptor}") == str(ledger.resolve()):
+            events.append("synced")
+
+    def adding(self: SiteTables, *args: Any) -> None:
+        events.append("written")
+        add_steps(self, *args)
+
+    server = attack(sites)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(SiteTables, "add_steps", adding)
+    server.call("local", Model(weights(0.0)), depth=1)
+    assert events == ["synced", "written"]
+
+
+@pytest.mark.parametrize("how", ["changed", "removed"])
+def test_a_damaged_ledger_of_bytes_is_refused(sites: Sites, how: str) -> None:
+    for number in range(3):
+        attack(sites).call("local", Model(weights(number / 1000)), depth=1)
+    ledger = sites.site("north") / SENT_FILE
+    head, *rows = ledger.read_text().splitlines()
+    damaged = {"changed": [rows[0].replace("2600", "26"), *rows[1:]], "removed": rows[1:]}[how]
+    assert damaged != rows
+    ledger.write_text("\n".join([head, *damaged, ""]))
+    with pytest.raises(Refused, match="ledger"):
+        attack(sites, "second")
+
+
+def test_runs_of_earlier_versions_count(sites: Sites) -> None:
+    """They have no ledger of bytes beside the folders of runs."""
+    limit_bytes(sites, byte_limit(3.5))
+    assert replies_until_refused(attack(sites), "(budget: bytes)") == 3
+    (sites.site("north") / SENT_FILE).unlink()
+    assert replies_until_refused(attack(sites, "second"), "(budget: bytes)") == 0

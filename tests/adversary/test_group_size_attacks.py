@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 from in_process_sites import Sites
-from malicious_server import MaliciousServer, Refused
+from malicious_server import MaliciousServer, Refused, weights
+from patient_sites import PatientSites
 
+from comity.base.record import Model
 from comity.deploy.group_size import Group
 from comity.deploy.policy import SitePolicy
 from comity.errors import UsageError
@@ -154,3 +156,77 @@ def test_sites_without_certificates_do_not_count(tmp_path: Path) -> None:
     parties = {"made-up": replace(described.said), "north": described.said}
     with pytest.raises(Refused, match="1 have shown a certificate"):
         server.send(Begin("alone", parties, {}))
+
+
+ALLOW_MORE = {'"gradients"]': '"gradients", "class counts", "covariances"]'}
+PATIENTS: dict[str, Any] = {"test": "own(0.25)"}
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory: pytest.TempPathFactory) -> PatientSites:
+    """Sites with 300 records of 60 patients."""
+    folder = tmp_path_factory.mktemp("patients") / "sites"
+    return PatientSites(folder, ALLOW_MORE, 300, lambda j: j // 5, classes=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {"batch": 10, "steps": 4}),
+        ("scaffold", {"batch": 1, "steps": 45}),
+        ("relay(n_avg=10)", {}),
+        ("relay(n_avg=25)", {}),
+        ("relay-p2p(n_avg=10)", {}),
+    ],
+    ids=str,
+)
+def test_many_records_of_few_patients_do_not_leave(
+    patients: PatientSites, method: str, settings: dict[str, Any]
+) -> None:
+    """At least 10 records are behind each value, of perhaps 9 patients or fewer."""
+    with pytest.raises(Refused, match="10 patients or more"):
+        begin(patients, method, **PATIENTS | settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {"batch": 10, "steps": 5}),
+        ("fedproto", {}),
+        ("relay(n_avg=0)", {}),
+    ],
+    ids=str,
+)
+def test_values_of_enough_patients_leave(
+    patients: PatientSites, method: str, settings: dict[str, Any]
+) -> None:
+    begin(patients, method, **PATIENTS | settings)
+
+
+def test_a_site_of_few_patients_takes_no_part(tmp_path: Path) -> None:
+    sites = PatientSites(tmp_path / "sites", ALLOW_MORE, 300, lambda j: j // 25, classes=2)
+    with pytest.raises(Refused, match="fewer than 10 patients"):
+        begin(sites, "fedavg", **PATIENTS)
+
+
+def test_statistics_of_a_class_of_few_patients_do_not_leave(tmp_path: Path) -> None:
+    """Of 60 patients 8 are of class 1, with 40 records."""
+    sites = PatientSites(
+        tmp_path / "sites", ALLOW_MORE, 300, lambda j: j // 5, lambda j: int(j < 40), classes=2
+    )
+    begin(sites, "fedavg", **PATIENTS)
+    with pytest.raises(Refused, match="10 patients or more"):
+        begin(sites, "fedproto", **PATIENTS)
+
+
+def test_figures_of_few_test_patients_do_not_leave(tmp_path: Path) -> None:
+    """The test records, 30 of 300, are of 6 patients, and as many are for validation."""
+    sites = PatientSites(tmp_path / "sites", {}, 300, lambda j: j // 5)
+    settings = USUAL | {"model": "linear", "test": "own(0.1)"}
+    server = MaliciousServer(sites, "north", "figures", "fedavg", **settings)
+    server.begin()
+    assert server.described.said.judged == []
+    assert server.described.said.test >= 20
+    evaluation = server.evaluate(Model(weights(0.0)))
+    assert evaluation.test.count == evaluation.validation.count == 0

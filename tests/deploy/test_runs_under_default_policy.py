@@ -12,9 +12,10 @@ import pytest
 import torch
 from in_process_sites import Sites, ended, figures, watched
 
-from comity.deploy import site_results, site_store
+from comity.deploy import site_results
 from comity.deploy.data import SiteSplit, site_federation
 from comity.deploy.messages import REPLIES, REQUESTS, Done, RunCall, unpack
+from comity.deploy.sent_ledger import SentLedger
 from comity.deploy.server import FAILURE
 from comity.errors import CorruptedFile
 from comity.runs import config
@@ -196,7 +197,7 @@ def test_limits_of_bytes_per_run_and_in_total(default_sites: Sites) -> None:
     )
     rows = [r for r in RunFolder(folder).read_ledger() if r.src == "north" and r.kind != "setup"]
     assert 0 < sum(r.bytes for r in rows) <= bytes_of_a_run // 2
-    bytes_sent = site_store.bytes_sent(default_sites.site("north"), "north")
+    bytes_sent = SentLedger(default_sites.site("north"), "north").total()
     default_sites.change(
         "north",
         {
@@ -206,7 +207,7 @@ def test_limits_of_bytes_per_run_and_in_total(default_sites: Sites) -> None:
     )
     folder = default_sites.run("fedavg", "three", **USUAL)
     assert any("(budget: bytes)" in text for text in warning_texts(ended(folder), "during"))
-    assert site_store.bytes_sent(default_sites.site("north"), "north") <= bytes_sent + 100
+    assert SentLedger(default_sites.site("north"), "north").total() <= bytes_sent + 100
 
 
 def test_limit_of_the_size_of_a_message(default_sites: Sites) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from in_process_sites import Sites, ended, watched
+from in_process_sites import ended, watched
+from patient_sites import PatientSites
 
 import comity
-from comity.data.importing import import_federation
 from comity.deploy import site_results
-from comity.deploy.data import import_site_data
 from comity.deploy.messages import REPLIES, Introduced, unpack
 from comity.deploy.release_ledger import ReleaseLedger
 from comity.privacy.composition import epsilon
@@ -25,35 +23,12 @@ SETTINGS: dict[str, Any] = {
     "test": "own(0.25)",
     "lr": 0.05,
 }
-NAMES = ("north", "south")
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_results, "export", lambda *_: [])
     monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
-
-
-class PatientSites(Sites):
-    """Sites whose files name patients, each of two or more records."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, dict.fromkeys(NAMES, (60, 12)))
-        whole = comity.load("digits")
-        (folder / "named").mkdir()
-        for k, name in enumerate(NAMES):
-            part = slice(72 * k, 72 * k + 72)
-            np.savez(
-                folder / "named" / f"{name}.npz",
-                x=whole.x[part].numpy(),
-                y=whole.y[part].numpy(),
-                mrn=np.array([f"mrn-{j * 3 // 7}" for j in range(72)]),
-            )
-            import_site_data(
-                folder / "named" / f"{name}.npz", self.site(name) / "more", None, 10, "mrn"
-            )
-            self.change(name, {'data = "data"': 'data = "more"'})
-        import_federation(folder / "named", folder / "again", classes=10, group="mrn")
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from comity.deploy.messages import (
     pack,
     unpack,
 )
+from comity.deploy.sent_ledger import SENT_FILE, SentLedger
 from comity.deploy.server import FAILURE
 from comity.engines import site as engine_site
 from comity.engines.saved import write_state
@@ -349,15 +350,16 @@ def test_incomplete_row_of_a_table_is_removed(tmp_path: Path) -> None:
         site_store.SiteTables(tmp_path, "north")
 
 
-def test_damaged_ledger_of_another_run_is_an_error(tmp_path: Path) -> None:
+def test_damaged_ledger_of_an_earlier_version_is_an_error(tmp_path: Path) -> None:
     """The total of bytes sent is then unknown, so nothing more is sent."""
     (tmp_path / "runs" / "before").mkdir(parents=True)
     site_store.SiteTables(tmp_path / "runs" / "before", "north").charge_sent(1, "local", "up", 100)
-    assert site_store.bytes_sent(tmp_path, "north") == 100
+    assert SentLedger(tmp_path, "north").total() == 100
+    (tmp_path / SENT_FILE).unlink()
     with (tmp_path / "runs" / "before" / "ledger.csv").open("a") as file:
         file.write("what is this?\n")
     with pytest.raises(CorruptedFile, match="how much has left this site in all is not known"):
-        site_store.bytes_sent(tmp_path, "north")
+        SentLedger(tmp_path, "north").total()
 
 
 def test_metrics_of_a_repeated_round_replace_earlier_ones(tmp_path: Path) -> None:

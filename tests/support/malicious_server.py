@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,7 @@ from comity.base.record import Params
 from comity.core import LearningTask
 from comity.deploy.data import site_settings
 from comity.deploy.handler import RequestHandler
+from comity.deploy.key_exchange import Identity
 from comity.deploy.messages import (
     REPLIES,
     Begin,
@@ -23,15 +25,16 @@ from comity.deploy.messages import (
     Introduce,
     Introduced,
     RunCall,
-    SignedKey,
     pack,
     unpack,
 )
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
 from comity.deploy.session import AuthenticatedTransport
+from comity.deploy.transport import Transport
 from comity.models import build
 from comity.privacy.composition import epsilon
 from comity.runs import config
+from comity.runs.config import Experiment
 from comity.wire.codec import decode, encode
 
 MOST = 1 << 30
@@ -48,25 +51,26 @@ class Refused(Exception):
     """The site refused the request; the message is its reason."""
 
 
-class MaliciousServer:
-    """Talks to the request handler of one site, with the settings of a run of its own choice.
+class LawlessServer:
+    """Talks to one site over a transport, with the settings of a run of its own choice.
 
     Arguments:
-        sites: the federation
+        transport: carries the requests
+        identity: the certificate and key that the requests are authenticated with
         name: the site that is attacked
         run: the name of the run
-        method: the method of the run
-        settings: the other settings
+        experiment: the settings of the run
     """
 
-    def __init__(self, sites: Sites, name: str, run: str, method: str, **settings: Any) -> None:
-        self.sites, self.name, self.run = sites, name, run
-        content = {"algorithm": method, "data": "sites", "partition": "natural", **settings}
-        self.experiment = site_settings(config.experiment(content))
-        self.handler: RequestHandler = sites.handler(name)
-        self.session = AuthenticatedTransport(
-            Handed({name: self.handler}), sites.root.identity(HUB), run
-        )
+    seconds = 60.0
+    """How long a reply may take."""
+
+    def __init__(
+        self, transport: Transport, identity: Identity, name: str, run: str, experiment: Experiment
+    ) -> None:
+        self.transport, self.name, self.run = transport, name, run
+        self.experiment = experiment
+        self.session = AuthenticatedTransport(transport, identity, run)
 
     def introduce(self, **changes: Any) -> Introduced:
         """Ask the site for its description, with some settings changed."""
@@ -76,18 +80,12 @@ class MaliciousServer:
         assert isinstance(self.described, Introduced)
         return self.described
 
-    def begin(self) -> None:
-        """Introduce the run and begin it, with the other sites as they describe themselves."""
-        self.introduce()
-        parties, keys = {self.name: self.described.said}, {}
-        for name in self.sites.names:
-            if name != self.name:
-                other = MaliciousServer(self.sites, name, self.run, "fedavg")
-                other.experiment = self.experiment
-                described = other.introduce()
-                parties[name], keys[name] = described.said, described.signed_key
-        signed: dict[str, SignedKey] = {n: key for n, key in keys.items() if key is not None}
-        self.send(Begin(self.run, dict(sorted(parties.items())), signed))
+    def begin_with(self, others: Mapping[str, Introduced]) -> None:
+        """Begin the run that was introduced, with other sites by their descriptions."""
+        described = {self.name: self.described, **others}
+        parties = {name: described[name].said for name in sorted(described)}
+        keys = {name: site.signed_key for name, site in others.items() if site.signed_key}
+        self.send(Begin(self.run, parties, keys))
 
     def call(
         self,
@@ -118,12 +116,54 @@ class MaliciousServer:
     def send(self, head: Any, content: Any = None) -> tuple[Any, Any]:
         """Send a request, and return head and content of the reply. Raises `Refused`."""
         body = b"" if content is None else encode(content)
-        [(_, packed)] = self.session.ask({self.name: pack(head, body)}, 1.0)
+        return self._carry(self.session, pack(head, body))
+
+    def send_raw(self, request: bytes) -> tuple[Any, Any]:
+        """Send bytes without authentication. Raises `Refused`."""
+        return self._carry(self.transport, request)
+
+    def _carry(self, transport: Transport, request: bytes) -> tuple[Any, Any]:
+        [(_, packed)] = transport.ask({self.name: request}, self.seconds)
         assert packed is not None
         answer, reply = unpack(packed, REPLIES, MOST)
         if isinstance(answer, Failed):
             raise Refused(answer.why)
         return answer, decode(reply, sealed_messages=True) if reply else None
+
+
+class MaliciousServer(LawlessServer):
+    """Talks to the request handler of one site within one process.
+
+    Arguments:
+        sites: the federation
+        name: the site that is attacked
+        run: the name of the run
+        method: the method of the run
+        settings: the other settings
+    """
+
+    def __init__(self, sites: Sites, name: str, run: str, method: str, **settings: Any) -> None:
+        content = {"algorithm": method, "data": "sites", "partition": "natural", **settings}
+        self.sites = sites
+        self.handler: RequestHandler = sites.handler(name)
+        super().__init__(
+            Handed({name: self.handler}),
+            sites.root.identity(HUB),
+            name,
+            run,
+            site_settings(config.experiment(content)),
+        )
+
+    def begin(self) -> None:
+        """Introduce the run and begin it, with the other sites as they describe themselves."""
+        self.introduce()
+        others = {}
+        for name in self.sites.names:
+            if name != self.name:
+                other = MaliciousServer(self.sites, name, self.run, "fedavg")
+                other.experiment = self.experiment
+                others[name] = other.introduce()
+        self.begin_with(others)
 
 
 def weights(value: float | None = None) -> Params:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from comity.errors import UsageError
 
 Array = NDArray[Any] | Tensor | Sequence[Any]
 Ints = NDArray[np.int64]
+Split = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,11 +133,24 @@ class PartyData:
     """The number of the patient of each training sample, from 0 in the order of their first
     samples; None if the data name no patients.
     """
+    held_out_patients: tuple[int, int] | None = None
+    """How many patients the validation and the test samples are of; None if the data name no
+    patients.
+    """
 
     @property
     def patient_count(self) -> int | None:
         """How many patients the training samples are of; None if the data name no patients."""
         return None if self.patients is None else int(self.patients.max()) + 1
+
+    def group_size(self, split: Split) -> int:
+        """How many patients the samples of a split are of, or how many samples there are if the
+        data name no patients.
+        """
+        if self.patient_count is None or self.held_out_patients is None:
+            return len(getattr(self, split))
+        validation, test = self.held_out_patients
+        return {"train": self.patient_count, "validation": validation, "test": test}[split]
 
 
 def combine(parts: Iterable[object]) -> str:

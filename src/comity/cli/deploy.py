@@ -268,7 +268,7 @@ def check(site: Site = Path()) -> None:
     from comity.deploy.handler import KIT
     from comity.deploy.key_exchange import Identity
     from comity.deploy.policy import SitePolicy
-    from comity.deploy.site_store import bytes_sent
+    from comity.deploy.sent_ledger import SentLedger
     from comity.metrics.metrics import ACCURACY
     from comity.runs.config import Experiment
     from comity.runs.context import PartyInfo
@@ -292,7 +292,7 @@ def check(site: Site = Path()) -> None:
     methods = f"methods {', '.join(policy.methods)}, never {', '.join(policy.never)}"
     screen.out.print(f"policy: {methods}; may leave: {', '.join(policy.kinds)}", soft_wrap=True)
     screen.out.print(
-        f"sent so far: {size(bytes_sent(site, policy.name))} of {size(policy.budget_bytes)}"
+        f"sent so far: {size(SentLedger(site, policy.name).total())} of {size(policy.budget_bytes)}"
     )
     host, port = _server_of(site / KIT)
     try:
@@ -338,7 +338,8 @@ def report(site: Site = Path()) -> None:
     """Site: list its runs, with the bytes that left, and the figures and folders of its models."""
     from comity.cli import screen
     from comity.deploy.policy import SitePolicy
-    from comity.deploy.site_store import SiteTables, bytes_sent, runs_of
+    from comity.deploy.sent_ledger import SentLedger
+    from comity.deploy.site_store import SiteTables, runs_of
     from comity.names import display_name
 
     policy = SitePolicy.read(site)
@@ -362,7 +363,7 @@ def report(site: Site = Path()) -> None:
         )
     if not rows:
         raise UsageError(f"{site} has not taken part in a run yet.")
-    title = f"{policy.name}: {size(bytes_sent(site, policy.name))} sent in total"
+    title = f"{policy.name}: {size(SentLedger(site, policy.name).total())} sent in total"
     screen.table(["run", "method", "rounds", "sent", "figure", "model"], rows, title)
     screen.print_legend(
         "sent: all bytes that left this site, including evaluation. figure: the run's metric on"

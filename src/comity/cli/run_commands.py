@@ -537,8 +537,13 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     from comity.studies.plan import plan as estimate
 
     base = chosen_experiment(algo, settings, trust)
-    job = prepare(base, federation_of(base))
+    job = prepare(base.but(secure_aggregation=False), federation_of(base))
     costs = estimate(job)
+    about_aggregation: list[str] = []
+    if base.secure_aggregation:
+        from comity.deploy.secure_costs import secure_plan
+
+        costs, about_aggregation = secure_plan(job, costs)
     directions = ("up", "down", "peer")
     rows = [
         [name, *(screen.size(getattr(part, direction)) for direction in directions)]
@@ -562,7 +567,8 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory in addition to torch: data {screen.size(costs.data_bytes)}, party states"
         f" {screen.size(costs.state_bytes)}, messages of a round {screen.size(costs.message_bytes)}"
     )
-    for text in describe_guarantees(job.privacy.guarantees(), always=True):
+    privacy = describe_guarantees(job.privacy.guarantees(), always=True)
+    for text in (*privacy, *about_aggregation):
         screen.out.print(text, soft_wrap=True)
     for name, unit in (("dp", "the clipping norm"), ("ldp", "the sensitivity to one row or party")):
         if noise := job.experiment.set.get(f"{name}.noise"):

@@ -561,11 +561,13 @@ class Dataset:
             parts = [replace(s, x=self.preprocess.fill_missing(s.x, fill)) for s in parts]
         if self.amounts:
             parts = [replace(s, y=(s.y - preprocess.label[0]) / preprocess.label[1]) for s in parts]
-        patients = (
-            None
-            if self.patients is None
-            else torch.from_numpy(number_patients(self.patients[list(part.train)]))
-        )
+        patients, held_out_patients = None, None
+        if self.patients is not None:
+            patients = torch.from_numpy(number_patients(self.patients[list(part.train)]))
+            held_out_patients = (
+                len(set(self.patients[list(part.validation)].tolist())),
+                len(set(self.patients[list(part.test)].tolist())),
+            )
         return PartyData(
             parts[0],
             parts[1],
@@ -573,6 +575,7 @@ class Dataset:
             preprocess.label[1],
             (preprocess.mean, preprocess.std),
             patients,
+            held_out_patients,
         )
 
     def _take(

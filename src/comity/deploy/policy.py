@@ -20,7 +20,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.signature import party_functions
 from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
-from comity.deploy.group_size import Group
+from comity.deploy.group_size import RECORDS, Group
 from comity.deploy.secure_terms import check_can_be_secure, is_silent, share_of
 from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import base_file
@@ -91,7 +91,7 @@ message = "1 GB"
 
 # Minimum group size: a value leaves only if at least this many records are behind it. It applies to
 # the records of a class, to those that a training uses, and to the samples that a metric is
-# computed on.
+# computed on. Where the data name patients (comity deploy join --group), it counts patients.
 records = 10
 
 # The largest share of the records that a run may set aside for validation and tests. The first run
@@ -294,26 +294,27 @@ class SitePolicy:
                 f" {share:.0%} (held_out)."
             )
 
-    def check_groups(self, groups: Iterable[Group], method: str) -> None:
-        """Refuse a method that would send values of too few records.
+    def check_groups(self, groups: Iterable[Group], method: str, unit: str = RECORDS) -> None:
+        """Refuse a method that would send values of too few records or patients.
 
         Arguments:
-            groups: how many records are behind each field of the method's replies
+            groups: how many records or patients are behind each field of the method's replies
             method: how the method is called in the error message
+            unit: what is counted: records or patients
         """
         for group in groups:
-            if group.records is None:
+            if group.size is None:
                 raise UsageError(
-                    f"{self.name} cannot tell how many records are behind {group.field}, which"
+                    f"{self.name} cannot tell how many {unit} are behind {group.field}, which"
                     f" {method} sends: the method does not describe it (records)."
                 )
-            if group.records >= self.records or group.kind in self.single_records:
+            if group.size >= self.records or group.kind in self.single_records:
                 continue
             if group.kind == CLASS_COUNTS:
                 continue  # a site that lets them leave names them in `kinds`
             what = LEAVES.get(group.kind, group.field)
             raise UsageError(
-                f"{self.name} lets values of {self.records} records or more leave, and behind"
+                f"{self.name} lets values of {self.records} {unit} or more leave, and behind"
                 f" {group.field} of {method} ({what}) there may be fewer (records,"
                 " single_records)."
             )
@@ -371,12 +372,16 @@ class SitePolicy:
         if len(message) > self.message:
             raise UsageError(f"{self.name} sends no message of {size(len(message))} (message).")
 
-    def check_records(self, train: int) -> None:
-        """Refuse any run if there are too few training samples."""
+    def check_records(self, train: int, unit: str = RECORDS) -> None:
+        """Refuse any run if there are too few training samples, or if they are of too few patients.
+
+        Arguments:
+            train: the number of training samples, or of their patients
+            unit: what is counted: records or patients
+        """
         if train < self.records:
-            raise UsageError(
-                f"{self.name} has fewer than {self.records} training samples (records)."
-            )
+            few = "training samples" if unit == RECORDS else f"{unit} to train on"
+            raise UsageError(f"{self.name} has fewer than {self.records} {few} (records).")
 
 
 def _rules(path: Path, content: dict[str, Any]) -> dict[str, Any]:

@@ -1,38 +1,27 @@
 """A site's ledger of releases: everything that any run has released of the site's records.
 
-It lies in the site's folder and not in the folder of a run, so that deleting a run gives no privacy
-budget back. A release is written and synced before the reply is computed. Processes of concurrent
-runs take turns by a lock. Each row carries a code that depends on all rows before it and on the
-site's secret, so that a row cannot be changed or removed unnoticed. Only rows at the very end can
-be cut off without a trace: whoever can write to the site's folder is trusted.
+A release is written and synced before the reply is computed (`site_ledger.py` says how).
 """
 
 from __future__ import annotations
 
-import csv
-import fcntl
-import hmac
-import io
 import math
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from comity.core.release import Release
-from comity.deploy.site_store import run_charges, secret_of
-from comity.errors import CorruptedFile, UsageError
+from comity.deploy.site_ledger import SiteLedger
+from comity.deploy.site_store import run_charges
+from comity.errors import UsageError
 from comity.privacy.account import PrivacyCharge
 from comity.privacy.composition import epsilon, renyi_epsilon
 from comity.runs.tables import PRIVACY
 
 LEDGER_FILE = "releases.csv"
-COLUMNS = ("run", "digest", *PRIVACY.columns, "code")
 DELTA = 1e-5
 """The δ at which a site computes its privacy loss over all runs."""
-CODE = 16  # hexadecimal digits of a row's code
 
 
 class ReleaseRow(NamedTuple):
@@ -44,18 +33,19 @@ class ReleaseRow(NamedTuple):
     charge: PrivacyCharge
 
 
-class ReleaseLedger:
+class ReleaseLedger(SiteLedger[ReleaseRow]):
     """The ledger in a site's folder."""
 
+    file = LEDGER_FILE
+    columns = ("run", "digest", *PRIVACY.columns)
+    content = "what has been released"
+
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path = folder / LEDGER_FILE
+        super().__init__(folder)
         self._rows: list[ReleaseRow] = []
         self._charged: set[tuple[str, str]] = set()
         self._history: Counter[Release] = Counter()
         self._has_unprotected = False
-        self._read = 0  # bytes of the file that are in `_rows`
-        self._code = ""
 
     def rows(self) -> list[ReleaseRow]:
         """All rows."""
@@ -116,74 +106,15 @@ class ReleaseLedger:
                 f" would be {total:.3g}, and {most:g} is allowed (budget: epsilon)."
             )
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the ledger's lock, with all rows of other processes read."""
-        if not self._path.exists():
-            self._begin()
-        with self._path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if file.seek(0, os.SEEK_END) < self._read:
-                raise self._damaged()
-            file.seek(self._read)
-            self._read_on(file.read())
-            yield
+    def _earlier(self) -> Sequence[ReleaseRow]:
+        return [ReleaseRow(run, "", charge) for run, charge in run_charges(self._folder)]
 
-    def _begin(self) -> None:
-        """Begin the ledger with what earlier versions of Comity wrote in the folders of runs."""
-        fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fresh, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_size:
-                return  # another process was faster
-            earlier = [ReleaseRow(run, "", charge) for run, charge in run_charges(self._folder)]
-            lines, _ = self._lines(earlier, "")
-            file.write(_line(COLUMNS).encode() + lines)
-            file.flush()
-            os.fsync(file.fileno())
+    def _cells(self, row: ReleaseRow) -> Sequence[object]:
+        return row.run, row.digest, *row.charge
 
-    def _append(self, rows: Sequence[ReleaseRow]) -> None:
-        if not rows:
-            return
-        lines, code = self._lines(rows, self._code)
-        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW), "r+b") as file:
-            file.truncate(self._read)  # a row that a kill has cut off was never released
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        self._count(rows)
-        self._read += len(lines)
-        self._code = code
-
-    def _lines(self, rows: Sequence[ReleaseRow], code: str) -> tuple[bytes, str]:
-        """Rows as lines, each with its code, and the last code."""
-        text = ""
-        for row in rows:
-            cells = _line((row.run, row.digest, *row.charge)).rstrip("\n")
-            code = self._next_code(code, cells)
-            text += f"{cells},{code}\n"
-        return text.encode(), code
-
-    def _read_on(self, content: bytes) -> None:
-        """Read the rows that were added since the last time."""
-        whole = content[: content.rfind(b"\n") + 1]
-        rows: list[ReleaseRow] = []
-        code = self._code
-        lines = whole.decode(errors="replace").splitlines()
-        if not self._read:
-            if not lines or lines[0] != _line(COLUMNS).rstrip("\n"):
-                raise self._damaged()
-            del lines[0]
-        for line in lines:
-            cells, _, right = line.rpartition(",")
-            code = self._next_code(code, cells)
-            if not hmac.compare_digest(code, right):
-                raise self._damaged()
-            run, digest, *values = next(csv.reader([cells]))
-            rows.append(ReleaseRow(run, digest, PRIVACY.row(values)))
-        self._count(rows)
-        self._read += len(whole)
-        self._code = code
+    def _row(self, cells: Sequence[str]) -> ReleaseRow:
+        run, digest, *values = cells
+        return ReleaseRow(run, digest, PRIVACY.row(values))
 
     def _count(self, rows: Sequence[ReleaseRow]) -> None:
         self._rows += rows
@@ -195,18 +126,3 @@ class ReleaseLedger:
             self._history[release] += 1
             if row.digest:
                 self._charged.add((row.run, row.digest))
-
-    def _next_code(self, before: str, cells: str) -> str:
-        text = f"{before}\n{cells}".encode()
-        return hmac.digest(secret_of(self._folder), text, "sha256").hex()[:CODE]
-
-    def _damaged(self) -> CorruptedFile:
-        return CorruptedFile(
-            f"The ledger {self._path} is damaged: what has been released in all is not known."
-        )
-
-
-def _line(cells: Sequence[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()

@@ -8,7 +8,7 @@ import hmac
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
@@ -23,6 +23,7 @@ from comity.base.call import CallId, Message, PartyResult
 from comity.base.finite import not_finite
 from comity.base.key import Key
 from comity.base.record import Params, Sealed, payload, sealed_in, unseal
+from comity.base.samples import PartyData, Split
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
 from comity.core.release import PartyFacts, planned_calls
@@ -33,7 +34,7 @@ from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.deploy import messages
 from comity.deploy.data import SiteSplit, fixed_split, schema_digest, site_settings, store_split
-from comity.deploy.group_size import LocalData, groups
+from comity.deploy.group_size import LocalData, groups, unit_of
 from comity.deploy.key_exchange import Identity, keys_of
 from comity.deploy.messages import Answered, Introduced, pack, reply_body, to_call_id
 from comity.deploy.policy import SitePolicy
@@ -52,12 +53,12 @@ from comity.deploy.secure_terms import (
     is_silent,
     overhead_of,
 )
+from comity.deploy.sent_ledger import EVALUATION, SentLedger
 from comity.deploy.site_store import (
     DIGEST_BYTES,
     Replies,
     SiteTables,
     States,
-    bytes_sent,
     has_roster,
     read_roster,
     run_secret,
@@ -70,7 +71,7 @@ from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, quote
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.metrics.metrics import METRICS, Metric, check_fits, count_by_class
+from comity.metrics.metrics import METRICS, Metric, check_fits
 from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
@@ -84,8 +85,8 @@ from comity.runs.party_side import make_party
 from comity.runs.server_run import ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.safe_files import make_private_folder
-from comity.units import size
 from comity.wire.codec import decode, encode, tree_digest
+from comity.wire.ledger import SERVER
 from comity.wire.sealing import Lock, PairKeys
 
 ALONE = "solo"
@@ -129,6 +130,8 @@ class SiteRun:
     replies: Replies = field(init=False)
     ledger: ReleaseLedger = field(init=False)
     """What all runs have released of this site's records."""
+    sent: SentLedger = field(init=False)
+    """How much has left this site in all runs."""
     tables: SiteTables = field(init=False)
     _active: ActiveRun | None = None
     _secure: SecureSite | None = None
@@ -140,9 +143,8 @@ class SiteRun:
         self.states = States(self.folder.path)
         self.replies = Replies(self.folder.path)
         self.ledger = ReleaseLedger(self.at)
-        sent_in_all = bytes_sent(self.at, self.party)
+        self.sent = SentLedger(self.at, self.party)
         self.tables = SiteTables(self.folder.path, self.party)
-        self._sent_before = sent_in_all - self.tables.sent
 
     @property
     def folder(self) -> RunFolder:
@@ -192,7 +194,7 @@ class SiteRun:
             _check_order(order, request.run, experiment, federation.classes)
         check_fits(experiment.metric, federation.classes)
         parts = federation.parties[policy.name]
-        policy.check_records(len(parts.train))
+        policy.check_records(parts.group_size("train"), unit_of(parts))
         held_out = len(parts.validation) + len(parts.test)
         if split.test != OFFICIAL:
             policy.check_held_out(held_out / (len(parts.train) + held_out))
@@ -229,14 +231,19 @@ class SiteRun:
             identity=identity,
             key=key,
         )
-        run._check_amount(policy, payload(introduced))
+        run.sent.check(run.name, payload(introduced), policy)
         run._check_groups(policy)
         return run
+
+    @property
+    def _data(self) -> PartyData:
+        """The site's samples."""
+        return self.federation.parties[self.party]
 
     def check(self, policy: SitePolicy, submitter: str) -> None:
         """Refuse to continue if the site policy, which may have changed, forbids the run."""
         policy.check(self.experiment, self.algorithm, submitter)
-        policy.check_records(len(self.federation.parties[self.party].train))
+        policy.check_records(self._data.group_size("train"), unit_of(self._data))
         self._check_groups(policy)
 
     def _check_groups(self, policy: SitePolicy) -> None:
@@ -258,15 +265,13 @@ class SiteRun:
         self._check_groups_of(policy, site, server_run)
 
     def _check_groups_of(self, policy: SitePolicy, site: Site, server_run: ServerRun) -> None:
-        data, training = self.federation.parties[self.party], site.party.training
-        classes = self.federation.classes
-        counts = count_by_class(data.train.y, classes) if classes else ()
-        local = LocalData(len(data.train), len(data.validation), counts, training)
+        data, training = self._data, site.party.training
+        local = LocalData.of(data, self.federation.classes, training)
         facts = PartyFacts(
             server_run.info, site.party.id, len(data.train), training, data.patient_count
         )
         method = display_name(self.experiment.algorithm)
-        policy.check_groups(groups(site.algorithm, local, facts), method)
+        policy.check_groups(groups(site.algorithm, local, facts), method, unit_of(data))
         self._checked_policy = policy
 
     def check_not_ended(self) -> None:
@@ -432,8 +437,7 @@ class SiteRun:
         request = self._request_digest(head, body, inbox)
         if (stored := self.replies.read(call, request)) is not None:
             reply_bytes = payload(decode(reply_body(stored), records=active.validator.records))
-            self._check_amount(policy, reply_bytes)
-            self.tables.charge_sent(call.round, call.function, "up", reply_bytes)
+            self._charge_sent(call.round, call.function, [("up", reply_bytes, SERVER)], policy)
             return stored
         self._charge(call, request, policy)
         with self._undone_if_it_fails():
@@ -459,14 +463,14 @@ class SiteRun:
         with self._undone_if_it_fails():
             result = self._run_function(request_head, content, {}, request)
             reply = flat_reply(result.reply)
-            self._check_amount(policy, payload(result.reply))
+            self.sent.check(self.name, payload(result.reply), policy)
             unfit = not_finite(result.reply)
             keys = None
             if not unfit and not result.ruined:
                 keys = secure.begin(head, body, reply, policy)
+                sent = [("up", payload(keys), SERVER)]
+                self._charge_sent(call.round, call.function, sent, policy)
             self._record_result(call, request, result)
-        if keys:
-            self.tables.charge_sent(call.round, call.function, "up", payload(keys))
         return pack(
             messages.Prepared(
                 result.steps,
@@ -494,11 +498,10 @@ class SiteRun:
         if self._secure is None:
             raise UsageError(f"{self.party} takes no part in secure aggregation of this run.")
         message, reply = self._secure.step(call, head.step, body)
-        self._check_amount(policy, payload(reply))
         self.tables.charge_received(call.round, call.function, "down", payload(message))
         overhead = overhead_of(reply)
-        self.tables.charge_sent(call.round, call.function, "up", payload(reply) - overhead)
-        self.tables.charge_sent(call.round, call.function, "up", overhead)
+        sent = [("up", payload(reply) - overhead, SERVER), ("up", overhead, SERVER)]
+        self._charge_sent(call.round, call.function, sent, policy)
         return pack(messages.Done(), encode(reply))
 
     def _check_call(self, call: CallId) -> None:
@@ -565,21 +568,18 @@ class SiteRun:
         # A message that is sealed for several recipients may occur in the reply several times.
         sealed_messages = {id(sealed): sealed for sealed in sealed_in(result.reply)}.values()
         to_peers = [
-            (active.name_of(recipient), sealed.size)
+            ("peer", sealed.size, active.name_of(recipient))
             for sealed in sealed_messages
             for recipient in sealed.to
         ]
-        reply_bytes = payload(result.reply)
-        self._check_amount(policy, reply_bytes + sum(weight for _, weight in to_peers))
         answer = Answered(
             result.steps, result.keeps, result.ruined, result.warning, tuple(result.unusable)
         )
         packed = pack(answer, encode(active.lock.close(result.reply), sealed_messages=True))
         policy.check_leaving(packed)
+        sent = [("up", payload(result.reply), SERVER), *to_peers]
+        self._charge_sent(call.round, call.function, sent, policy)
         self._record_result(call, request, result)
-        self.tables.charge_sent(call.round, call.function, "up", reply_bytes)
-        for recipient, weight in to_peers:
-            self.tables.charge_sent(call.round, call.function, "peer", weight, dst=recipient)
         # Sealed messages are encrypted for keys of this job only. They are computed again from the
         # same request, with the same noise.
         if not sealed_messages:
@@ -640,7 +640,7 @@ class SiteRun:
             raise UsageError(
                 f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
-        self._check_evaluations(policy)
+        self.sent.check_evaluations(self.name, policy)
         content = decode(body, most_bytes=policy.message, records=active.validator.records)
         active.validator.check_evaluation_message(content)
         self.tables.charge_received(head.round, "evaluate", "eval", payload(content))
@@ -694,7 +694,7 @@ class SiteRun:
                 f"{self.party} reports no model of its own data alone: it would be trained without"
                 " noise (budget: epsilon)."
             )
-        self._check_evaluations(policy)
+        self.sent.check_evaluations(self.name, policy)
         evaluation = self.active.site.evaluate_solo(head.round)
         self.tables.add_metrics(self._metrics(evaluation, head.round, "alone"))
         return self._allowed(evaluation, policy, head.round, "alone")
@@ -709,35 +709,29 @@ class SiteRun:
     def _allowed(
         self, evaluation: Evaluation, policy: SitePolicy, round: int, call: str
     ) -> Evaluation:
-        """What of an evaluation may leave: scores on enough samples, and per-sample outcomes if the
-        site policy allows them.
+        """What of an evaluation may leave: scores on enough patients or samples, and per-sample
+        outcomes if the site policy allows them.
         """
 
-        def if_enough(score: Score) -> Score:
-            if score.count < policy.records:
+        def is_enough(score: Score, split: Split) -> bool:
+            return min(score.count, self._data.group_size(split)) >= policy.records
+
+        def if_enough(score: Score, split: Split) -> Score:
+            if not is_enough(score, split):
                 return NOTHING
             figures = {name: policy.round_figure(value) for name, value in score.figures.items()}
             return replace(score, loss=policy.round_figure(score.loss), figures=figures)
 
         # Scores could be computed from per-sample outcomes, so that these have the same limit.
-        enough_tests = evaluation.test.count >= policy.records
+        enough_tests = is_enough(evaluation.test, "test")
         allowed = Evaluation(
-            if_enough(evaluation.validation),
-            if_enough(evaluation.test),
+            if_enough(evaluation.validation, "validation"),
+            if_enough(evaluation.test, "test"),
             evaluation.answers if policy.outcomes and enough_tests else None,
             evaluation.gained if enough_tests else None,
         )
-        self._check_amount(policy, payload(allowed))
-        self.tables.charge_sent(round, call, "eval", payload(allowed))
+        self._charge_sent(round, call, [(EVALUATION, payload(allowed), SERVER)], policy)
         return allowed
-
-    def _check_evaluations(self, policy: SitePolicy) -> None:
-        """Refuse more evaluations than the site policy allows in a run."""
-        if self.tables.evaluations >= policy.evaluations:
-            raise UsageError(
-                f"{self.party} has evaluated {self.tables.evaluations} models in this run, and"
-                f" evaluates {policy.evaluations} at most (evaluations)."
-            )
 
     def _metrics(
         self, evaluation: Evaluation, round: int, stage: str, final: bool = False
@@ -749,20 +743,20 @@ class SiteRun:
         for name, figure in further_figures(evaluation, metric) if final else ():
             yield Note(round, self.party, "test", name, figure)
 
-    def _check_amount(self, policy: SitePolicy, more: int) -> None:
-        """Refuse to send more bytes than the site policy allows, in this run and in all runs."""
-        bytes_in_run = self.tables.sent
-        if bytes_in_run + more > policy.bytes:
-            raise UsageError(
-                f"{self.party} has sent {size(bytes_in_run)} in this run, and may send"
-                f" {size(policy.bytes)} (bytes)."
-            )
-        sent_in_all = self._sent_before + bytes_in_run
-        if sent_in_all + more > policy.budget_bytes:
-            raise UsageError(
-                f"{self.party} has sent {size(sent_in_all)} in all, and may send"
-                f" {size(policy.budget_bytes)} (budget: bytes)."
-            )
+    def _charge_sent(
+        self, round: int, call: str, messages: Sequence[tuple[str, int, str]], policy: SitePolicy
+    ) -> None:
+        """Charge messages before they leave, if the site policy allows so many bytes.
+
+        Arguments:
+            round: the round
+            call: the party function, or what else the messages are for
+            messages: the kind, the bytes and the recipient of each
+            policy: the site policy
+        """
+        self.sent.charge(self.name, [(kind, amount) for kind, amount, _ in messages], policy)
+        for kind, amount, recipient in messages:
+            self.tables.charge_sent(round, call, kind, amount, dst=recipient)
 
     @property
     def active(self) -> ActiveRun:
@@ -846,18 +840,20 @@ def restrict_to_party(party: Party, run: ServerRun) -> ServerRun:
 def _party_info(federation: Federation, policy: SitePolicy, metric: Metric) -> PartyInfo:
     """The site's description of its data.
 
-    A part of the data is used to judge models only if it has so many samples that the scores may
-    leave.
+    A part of the data is used to judge models only if it has so many samples, or patients, that the
+    scores may leave.
     """
+    data = federation.parties[policy.name]
     info = PartyInfo.of(
-        federation.parties[policy.name],
+        data,
         federation.classes,
         metric,
         counts=policy.class_counts,
         own_constants=federation.own_constants,
     )
-    enough = {"validation": info.validation >= policy.records, "test": info.test >= policy.records}
-    return replace(info, judged=[split for split in info.judged if enough[split]])
+    splits: tuple[Split, ...] = ("validation", "test")
+    enough = {split for split in splits if data.group_size(split) >= policy.records}
+    return replace(info, judged=[split for split in info.judged if split in enough])
 
 
 def _begin_folder(

@@ -206,8 +206,6 @@ class SiteTables:
         self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
         """Bytes that left the site in this run."""
         self._metrics = {row[:4]: row for row in self.metrics()}
-        self.evaluations = sum(row.src == party and row.kind == "eval" for row in self.ledger())
-        """Evaluations whose figures left the site in this run."""
 
     def ledger(self) -> list[Charge]:
         """The bytes of all messages between this site and others."""
@@ -246,7 +244,6 @@ class SiteTables:
         """Write the bytes of a message that the site sends."""
         self._charge(Charge(round, call, self._party, dst, kind, size))
         self.sent += size
-        self.evaluations += kind == "eval"
 
     def add_metrics(self, rows: Iterable[Note]) -> None:
         """Write the metrics of a round.
@@ -351,21 +348,18 @@ def runs_of(folder: Path) -> list[RunFolder]:
     return sorted((run for run in runs if run.has_run), key=lambda run: run.config.stat().st_mtime)
 
 
-def bytes_sent(folder: Path, party: str) -> int:
-    """The bytes that left this site in all its runs."""
-    return sum(row.bytes for row in sent_rows(folder, party))
-
-
-def sent_rows(folder: Path, party: str) -> list[Charge]:
-    """The rows of the ledgers of all runs for messages that left this site."""
-    rows: list[Charge] = []
+def sent_rows(folder: Path, party: str) -> list[tuple[str, Charge]]:
+    """The rows of the ledgers of all runs for messages that left this site, with the name of each
+    run.
+    """
+    rows: list[tuple[str, Charge]] = []
     for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")):
         ledger = LEDGER.salvage(path.parent)
         if ledger.damaged:
             raise CorruptedFile(
                 f"{path} is damaged: how much has left this site in all is not known."
             )
-        rows += (row for row in ledger.rows if row.src == party)
+        rows += ((path.parent.name, row) for row in ledger.rows if row.src == party)
     return rows
 
 

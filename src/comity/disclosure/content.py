@@ -9,6 +9,8 @@ from typing import Any
 
 from comity.core.release import UNITS
 from comity.deploy.release_ledger import DELTA
+from comity.deploy.secure_costs import NOT_HIDDEN, describe_limits, smallest_sum
+from comity.deploy.secure_server import EXPERIMENTAL, Limits
 from comity.disclosure.sent_values import (
     INTRODUCED,
     SentValue,
@@ -66,6 +68,7 @@ def page_of(source: Source) -> Page:
         _unprotected_section(source, values),
         _table_section(source, values),
         _guarantee_section(source, values),
+        *([_aggregation_section(source, source.secure)] if source.secure else []),
         _coverage_section(source, values),
         _limits_section(source, values),
         _before_training_section(source, values),
@@ -312,6 +315,27 @@ def _explain_epsilon(epsilon: float, block: dict[str, Any]) -> str:
     )
 
 
+def _aggregation_section(source: Source, limits: Limits) -> Section:
+    """What secure aggregation hides from the server, and what it does not."""
+    section = Section("aggregation", "What secure aggregation hides")
+    server_run = source.server_run
+    names = server_run.info.names
+    learned = describe_limits(len(names), limits)
+    section.say(f"{learned[0].upper()}{learned[1:]}.", "lead")
+    if source.party in names:
+        infos = server_run.initial_party_infos
+        others = [info.train for name, info in infos.items() if name != source.party]
+        fewest = smallest_sum(source.info.train, others, limits.threshold)
+        section.say(
+            f"Behind a mean of the fewest sites, with the smallest ones, are {fewest.records:,}"
+            f" training records, of which {fewest.share:.0%} are this party's. The larger this"
+            " share, the more the mean tells about this party."
+        )
+    section.say(f"{NOT_HIDDEN} Means of several rounds may be compared.", "warning")
+    section.say(EXPERIMENTAL, "warning")
+    return section
+
+
 def _coverage_section(source: Source, values: list[SentValue]) -> Section:
     """Which records the guarantee is for, and which it does not cover."""
     section = Section("covered", "Which records are covered")
@@ -458,9 +482,8 @@ def _all_runs_section(party: str, total: AllRuns) -> Section:
         section.say("In none of them did a method have this site send anything of its data.")
     section.say(
         "Figures of validation and test records left"
-        f" {total.evaluations:,} times in the runs whose folders are still here. No noise protects"
-        f" these records; the site policy allows {total.policy.evaluations:,} evaluations of each"
-        " run (evaluations)."
+        f" {total.evaluations:,} times in all of them. No noise protects these records; the site"
+        f" policy allows {total.policy.evaluations:,} evaluations of each run (evaluations)."
     )
     return section
 

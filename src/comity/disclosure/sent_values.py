@@ -30,10 +30,12 @@ from comity.core.undeclared import UNDECLARED_SAMPLES
 from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
 from comity.deploy.group_size import LocalData, groups
+from comity.deploy.secure_costs import describe_limits
+from comity.deploy.secure_server import Limits
 from comity.disclosure.sources import Source, to_server
 from comity.privacy.account import AGAINST_PARTIES, AGAINST_SERVER, PrivacyCharge
 from comity.training.task import LearningTask
-from comity.wire.ledger import Charge
+from comity.wire.ledger import SERVER, Charge
 
 NOTHING = "nothing: it left as it is"
 KINDS = {
@@ -52,6 +54,10 @@ OUTSIDE_MESSAGES = {
     ),
 }
 """What the account of a run names beside the fields of messages."""
+PROTOCOL = (
+    "keys, encrypted shares and signatures of secure aggregation, by which the server removes the"
+    " masks of a sum"
+)
 UNDESCRIBED = "a value that its method does not describe: ask the method's author"
 INTRODUCED, SCALED = "introduce", "scale"
 EVALUATIONS = {
@@ -99,6 +105,8 @@ class SentValue:
 def what_left(source: Source) -> list[SentValue]:
     """All kinds of values that left the party, those without protection first."""
     by_method = [*_sent_by_functions(source), *_released_by_server(source)]
+    if source.secure:
+        by_method = _through_secure_aggregation(source, source.secure, by_method)
     by_method.sort(key=lambda value: not value.open)
     return [*by_method, *_evaluations(source), *_introduction(source)]
 
@@ -392,11 +400,11 @@ def smallest_means(source: Source) -> dict[str, int]:
     i = server_run.context.roster.names.index(source.party)
     facts = server_run.privacy.about_party(i)
     counts = (1,) if source.class_counts is None else source.class_counts
-    data = LocalData(info.train, info.validation, counts, facts.training)
+    data = LocalData.of_counts(info.train, info.validation, counts, facts.training)
     return {
-        group.field: group.records
+        group.field: group.size
         for group in groups(server_run.algorithm, data, facts)
-        if group.field in class_means and group.records is not None
+        if group.field in class_means and group.size is not None
     }
 
 
@@ -467,6 +475,58 @@ def _describe_array(shape: tuple[int, ...]) -> str:
     if not sides:
         return "a list of numbers, as long as needed"
     return f"{'rows' if len(sides) == 1 else 'tables'} of {inner} numbers, as many as are sent"
+
+
+# What secure aggregation changes.
+
+
+def _through_secure_aggregation(
+    source: Source, limits: Limits, values: list[SentValue]
+) -> list[SentValue]:
+    """The values as they left through secure aggregation, and the messages of its protocol."""
+    sites = len(source.server_run.info.names)
+    route = f"to the server, as part of a sum: {describe_limits(sites, limits)}"
+    masked: list[SentValue] = []
+    protocol: dict[tuple[Charge, ...], None] = {}
+    for value in values:
+        if not value.rows or value.rows[0].dst != SERVER:
+            masked.append(value)
+            continue
+        replies = _masked_replies(source, value.rows)
+        protocol[tuple(row for row in value.rows if row not in replies)] = None
+        protection = f"secure aggregation hides it in the sum. On the sum: {value.protection}"
+        masked.append(replace(value, rows=replies, route=route, protection=protection))
+    rows = [row for rows in protocol for row in rows]
+    if rows:
+        masked.append(
+            SentValue(
+                words=PROTOCOL,
+                name="secure aggregation",
+                form="texts of digits",
+                records="none",
+                rows=tuple(rows),
+                together=("secure aggregation",),
+                route="to the server, and from there to the other sites",
+                protection="nothing is needed: they are random, and depend on no record",
+                open=False,
+            )
+        )
+    return masked
+
+
+def _masked_replies(source: Source, rows: Sequence[Charge]) -> tuple[Charge, ...]:
+    """Of all messages to the server, those with a masked reply: one in each round, of as many bytes
+    as the reply without a mask. All messages of a round in which no one has that size.
+    """
+    server_run = source.server_run
+    i = server_run.context.roster.names.index(source.party)
+    accounting = server_run.algorithm.accounting
+    replies: list[Charge] = []
+    for t in sorted({row.round for row in rows}):
+        in_round = [row for row in rows if row.round == t]
+        size = accounting.traffic(replace(server_run.info, round=t), [i]).up
+        replies += [row for row in in_round if row.bytes == size][:1] or in_round
+    return tuple(replies)
 
 
 # What leaves beside that.

@@ -17,9 +17,12 @@ from comity.data import Federation
 from comity.deploy.data import SiteSplit, fixed_split
 from comity.deploy.policy import SitePolicy
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
-from comity.deploy.server import read_parties, server_run_of
+from comity.deploy.secure_server import Limits
+from comity.deploy.secure_terms import strictest_threshold
+from comity.deploy.sent_ledger import SentLedger
+from comity.deploy.server import read_parties, secure_limits, server_run_of
 from comity.deploy.site_run import build_site
-from comity.deploy.site_store import ROSTER, read_roster, runs_of, sent_rows
+from comity.deploy.site_store import ROSTER, read_roster, runs_of
 from comity.errors import ComityError, UsageError, unknown
 from comity.metrics.metrics import count_by_class
 from comity.models import CustomModel
@@ -49,12 +52,12 @@ class AllRuns:
     unit: Unit
     """What all of them protect."""
     evaluations: int
-    """How often figures of validation and test records left, in the runs whose folders exist."""
+    """How often figures of validation and test records left."""
     policy: SitePolicy
 
     @staticmethod
     def at_site(folder: Path, policy: SitePolicy) -> AllRuns:
-        """Read the ledger of a site's folder, and the ledgers of its runs."""
+        """Read the ledgers of a site's folder."""
         ledger = ReleaseLedger(folder)
         rows = ledger.rows()
         names = {row.run for row in rows} | {run.path.name for run in runs_of(folder)}
@@ -65,7 +68,7 @@ class AllRuns:
             len(names - unbounded),
             math.inf if unbounded else epsilon(history, DELTA),
             weakest_unit(history),
-            sum(row.kind == "eval" for row in sent_rows(folder, policy.name)),
+            SentLedger(folder, policy.name).evaluations(),
             policy,
         )
 
@@ -95,6 +98,10 @@ class Source:
     """
     all_runs: AllRuns | None = None
     """What all runs at this site add up to, in the folder of a site."""
+    secure: Limits | None = None
+    """The terms of secure aggregation; None without it. In the folder of a site, they are the least
+    ones that its policy accepts.
+    """
 
     @property
     def info(self) -> PartyInfo:
@@ -176,7 +183,19 @@ def read(
         _read_audit(run, summary),
         *_about_data(run, site, server_run, party),
         AllRuns.at_site(site, SitePolicy.read(site)) if site else None,
+        _secure_limits(run, site, server_run),
     )
+
+
+def _secure_limits(run: RunFolder, site: Path | None, server_run: ServerRun) -> Limits | None:
+    """The terms of secure aggregation in a run; None without it."""
+    if not server_run.experiment.secure_aggregation:
+        return None
+    if site is None:
+        return secure_limits(server_run, read_parties(run))
+    policy, sites = SitePolicy.read(site), len(server_run.info.names)
+    threshold = strictest_threshold(sites, [policy.threshold], policy.colluders)
+    return Limits(threshold, policy.colluders)
 
 
 def _about_data(

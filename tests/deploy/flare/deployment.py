@@ -21,6 +21,7 @@ from comity.deploy.flare.jobs import Jobs
 from comity.deploy.flare.processes import descendants, end_all
 
 HERE = Path(__file__).parent
+SUPPORT = HERE.parents[1] / "support"
 OUTSIDE_FOLDERS = (Path("/tmp/nvflare"), Path.home() / ".nvflare")  # where FLARE writes by default
 START = (
     "import sys; from pathlib import Path; from comity.deploy.flare.processes import {what};"
@@ -58,17 +59,21 @@ class Deployment:
         """A site's own folder."""
         return self.folder / name
 
-    def start(self, *names: str, first: str = "") -> None:
-        """Start "server" or sites by name; `first` is code that their processes begin with."""
+    def start(self, *names: str, first: str = "", handler: str | None = None) -> None:
+        """Start "server" or sites by name; `first` is code that their processes begin with, and
+        `handler` replaces the module of the deployment.
+        """
         for name in names:
             at = (
                 [self.hub, self.hub / startup_kits.SERVER]
                 if name == "server"
                 else [self.site(name), self.site(name) / startup_kits.KIT]
             )
-            env = os.environ | {"COMITY_SITES_HANDLER": self.handler}
+            env = os.environ | {
+                "COMITY_SITES_HANDLER": self.handler if handler is None else handler
+            }
             env["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+                filter(None, [str(HERE), str(SUPPORT), os.environ.get("PYTHONPATH")])
             )
             what = "run_server" if name == "server" else "run_site"
             with (self.folder / f"{name}.out").open("ab") as out:
