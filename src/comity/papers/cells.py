@@ -20,6 +20,7 @@ from comity.papers.best_of import choose_runs, describe_choice
 from comity.papers.reproduce import Outcome, Run
 from comity.privacy.account import read_epsilon
 from comity.runs.folder import RunFolder
+from comity.studies.method_summary import steps_of_party
 
 ROUNDING = 0.05
 """How far a printed figure may be from its unrounded value."""
@@ -214,6 +215,8 @@ LESS_IS_BETTER = (
     "seconds_per_round",
     "minutes_per_round",
     "mbytes",
+    "steps",
+    "server_steps",
     "mdl",
     "best_round",
     *NONE,
@@ -325,6 +328,8 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
     "newcomers_mean": _newcomers,
     "best_round": lambda summary: float(summary["accuracy"]["best_on_test"]["round"]),
     "mbytes": lambda summary: float(summary["bytes"]["total"]) / 1e6,
+    "steps": steps_of_party,
+    "server_steps": lambda summary: float(summary["server_steps"]),
     "seconds_per_round": _seconds,
     "minutes_per_round": lambda summary: _seconds(summary) / 60,
 }
