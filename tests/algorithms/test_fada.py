@@ -209,7 +209,16 @@ def test_confusing_brings_features_nearer() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_steps=5", "confuse=both", "target=p0"]
+    "option",
+    [
+        "mu=1",
+        "attention=uniform",
+        "disc=linear",
+        "hidden=9",
+        "disc_steps=5",
+        "confuse=both",
+        "target=p0",
+    ],
 )
 def test_no_option_is_without_effect(option: str) -> None:
     assert distance(thetas("fada")["p2"], thetas(f"fada({option})")["p2"]) > 0
