@@ -411,7 +411,7 @@ def tune(
             job_count,
         )
     if trials.unequal_steps:
-        _warn(trials.unequal_steps)
+        warnings.warn(escape_terminal(trials.unequal_steps), stacklevel=2)
     return Tuning(folder, algorithm, trials, temporary)
 
 

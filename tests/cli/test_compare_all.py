@@ -45,7 +45,7 @@ def test_all_runs_every_method_and_the_named_ones(
     ("words", "expected"),
     [
         ((), "or use --all"),
-        (("--all", "--federation", "there"), "--all, --leave-one-out and --jobs are not available"),
+        (("--all", "--federation", "there"), "--all, --equal-steps, --leave-one-out and --jobs"),
     ],
 )
 def test_compare_without_methods_or_with_conflicting_options_is_refused(

@@ -423,7 +423,7 @@ def test_report_uses_the_metric(comparison_run: tuple[Path, str], tmp_path: Path
     )
     table = succeed("report", folder, "--table", "markdown").out
     assert table.splitlines()[2].startswith(
-        "| method | balanced accuracy | over SOLO | gained | hurt | worst | accuracy | sent |"
+        "| method | balanced accuracy | over SOLO | gained | hurt | worst | accuracy | steps | sent |"
     )
 
 

@@ -61,7 +61,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def test_page_has_all_charts(comparison: Comparison) -> None:
     assert not comparison.page.failed_sections
     assert all(
-        "Negative transfer" in note or "is meant for parties whose inputs differ" in note
+        "Negative transfer" in note
+        or "is meant for parties whose inputs differ" in note
+        or "steps (gradient evaluations)" in note
         for note in comparison.page.notes
     )
     names = {str(chart["name"]) for chart in comparison.page.charts.values()}

@@ -129,7 +129,7 @@ def test_markdown(folder: Path) -> None:
 def test_latex(folder: Path) -> None:
     lines = ranking(folder, "latex").splitlines()
     assert lines[0].startswith("% digits")
-    assert lines[1] == "\\begin{tabular}{l" + "r" * 9 + "}"
+    assert lines[1] == "\\begin{tabular}{l" + "r" * 11 + "}"
     assert lines[-1] == "\\end{tabular}"
     body = [line for line in lines if line.endswith(r" \\")]
     assert len(body) == 5
@@ -156,4 +156,4 @@ def test_special_characters_are_escaped(folder: Path) -> None:
     plain = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line)  # as CommonMark reads it
     assert SPECIAL_CHARACTERS in plain
     assert not re.search(r"(?<!\\)[*`<_]", line)
-    assert len(re.split(r"(?<!\\)\|", line.strip("|"))) == 10
+    assert len(re.split(r"(?<!\\)\|", line.strip("|"))) == 12

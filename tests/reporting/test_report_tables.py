@@ -131,7 +131,11 @@ def ranking(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
         "worst": percent([worst(s, metric) for s in summaries]),
         "sent": size(statistics.fmean(s["bytes"]["total"] for s in summaries)),
         "time": duration(statistics.fmean(s["seconds"]["total"] for s in summaries)),
+        "steps": f"{statistics.fmean(s['steps'] / s['parties'] for s in summaries):,.0f}",
     }
+    if "server steps" in row:
+        server = statistics.fmean(s["server_steps"] for s in summaries)
+        expected["server steps"] = f"{server:,.0f}" if server else ""
     if metric == "auc":
         expected["accuracy"] = percent([s["accuracy"]["mean"] for s in summaries])
     if "gained" in row:

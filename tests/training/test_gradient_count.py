@@ -41,9 +41,12 @@ def parties() -> comity.Federation:
 
 def counts(method: str, engine: Any = "loop", **settings: Any) -> tuple[int, int]:
     """The gradient evaluations of all parties, and of the server."""
-    settings = settings or {"epochs": EPOCHS}
-    settings |= {"rounds": ROUNDS, "batch": BATCH, "model": "mlp2"}
-    summary = comity.run(method, parties(), engine=engine, lr=0.01, progress=False, **settings)
+    if "steps" not in settings:
+        settings["epochs"] = EPOCHS
+    common: dict[str, Any] = {"rounds": ROUNDS, "batch": BATCH, "model": "mlp2"}
+    summary = comity.run(
+        method, parties(), engine=engine, lr=0.01, progress=False, **(common | settings)
+    )
     return summary.summary["steps"], summary.summary["server_steps"]
 
 
@@ -72,6 +75,12 @@ def counts(method: str, engine: Any = "loop", **settings: Any) -> tuple[int, int
 )
 def test_gradient_evaluations_of_parties(method: str, steps: int, engine: str) -> None:
     assert counts(method, engine)[0] == steps
+
+
+def test_a_network_whose_features_have_no_weights() -> None:
+    """All weights of a linear model are in its head."""
+    assert counts("apfl", model="linear")[0] == 2 * PLAIN
+    assert counts("fedmeta(meta_lr=0)", model="linear")[0] == counts("fedmeta(meta_lr=0)")[0]
 
 
 @pytest.mark.parametrize(("order", "gradients"), [("fo", 2), ("hf", 4)])

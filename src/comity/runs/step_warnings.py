@@ -43,17 +43,22 @@ class RoundSteps:
 def step_warnings(summary: Mapping[str, Any]) -> list[str]:
     """Return the warnings about a run's steps, a sentence each."""
     steps = RoundSteps.of(summary)
-    return [] if steps is None else [*party_warnings(steps), *server_warnings(steps, summary)]
+    if steps is None:
+        return []
+    advice = ": 'comity compare --equal-steps' gives all methods the same number"
+    return [*party_warnings(steps, advice), *server_warnings(steps, summary)]
 
 
-def party_warnings(steps: RoundSteps) -> list[str]:
-    """Return a sentence if a party takes several times the steps of plain local training."""
+def party_warnings(steps: RoundSteps, advice: str = "") -> list[str]:
+    """Return a sentence if a party takes several times the steps of plain local training.
+
+    `advice` is added to its end.
+    """
     if steps.party < SEVERAL * steps.plain:
         return []
     return [
         f"A party takes {steps.party:,.0f} {STEPS} a round, {steps.party / steps.plain:.3g} times"
-        f" the {steps.plain:,.0f} of one local training: 'comity compare --equal-steps' gives all"
-        " methods the same number."
+        f" the {steps.plain:,.0f} of one local training{advice}."
     ]
 
 

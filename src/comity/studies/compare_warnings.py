@@ -43,6 +43,7 @@ def compare_steps(
         if not measured:
             continue
         run, steps = measured[0]
+        # The sentence about all methods says what to do.
         about_party = [] if equal_steps else party_warnings(steps)
         about = [*about_party, *server_warnings(steps, run)]
         texts += [f"{method}: {text[0].lower()}{text[1:]}" for text in about]

@@ -237,9 +237,7 @@ def method_summary(
 
 
 def steps_of_party(summary: Mapping[str, Any]) -> float:
-    """Return the gradient evaluations of a party, averaged over parties; a site's summary has its
-    own.
-    """
+    """Return the gradient evaluations of a party, mean over parties; of a site, its own."""
     return float(summary["steps"] / (summary["parties"] if "server_steps" in summary else 1))
 
 

@@ -8,8 +8,10 @@ without a pass of samples, as of a discriminator on given representations, count
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
 
+import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
@@ -56,14 +58,20 @@ def add_gradients(evaluations: int) -> None:
         count.total += evaluations
 
 
-def count_pass(x: Tensor, z: Tensor) -> None:
-    """Count a pass through a network from samples x to z, if z has a gradient.
+def count_pass(theta: Mapping[str, Tensor], x: Tensor) -> None:
+    """Count a pass of samples x through a network with weights theta, if some of these have a
+    gradient.
 
-    If x has one, too, the pass is not counted: x are representations, or samples whose own gradient
-    is taken, which counts by itself.
+    If x has a gradient, too, the pass is not counted: x are representations, or samples whose own
+    gradient is taken, which counts by itself.
     """
     count = _COUNT.get()
-    if count and _has_gradient(z) and not _has_gradient(x):
+    if (
+        count
+        and torch.is_grad_enabled()
+        and not _has_gradient(x)
+        and any(map(_has_gradient, theta.values()))
+    ):
         count.total += -(-len(x) // count.mini_batch) if count.mini_batch else 1
 
 

@@ -202,9 +202,8 @@ class LearningTask:
 
     def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
         """The representation z of x."""
-        z = self.network.run(theta, x, train, 0, self._cut_index)
-        count_pass(x, z)
-        return z
+        count_pass(theta, x)
+        return self.network.run(theta, x, train, 0, self._cut_index)
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         """Logits from a representation."""
