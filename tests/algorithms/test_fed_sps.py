@@ -62,6 +62,8 @@ pytestmark = pytest.mark.quick
 
 Scaled = tuple[tuple[float, ...], tuple[float, ...]]
 SHAPE, CLASSES = (6,), 3
+ATTACK = 5  # steps of an attack
+ATTACKED = ATTACK + 2
 SMALL = "mlp2(width=5)"
 FULL = Training(lr=0.2, batch=100)  # one step a round
 
@@ -1266,11 +1268,15 @@ def test_l14_tune_steps(
 ) -> None:
     """20 samples in batches of 10, two epochs: 4 steps a training, the first collaborative; three
     parties, three rounds.
+
+    Every step takes ATTACKED gradients: five for the attack, the batch and its attacked copy. A
+    collaborative step takes five more for an attack, and one for each of two peers.
     """
     fed = federation((20, 20, 20))
     how: dict[str, Any] = {"model": SMALL, "rounds": 3, "epochs": 2, "engine": "loop"}
     result = comity.run("fed-sps", fed, **how, tune=tune, collab_steps=collab_steps, mode=mode)
-    assert result.summary["steps"] == 3 * (3 * per_round + after)
+    in_a_round = ATTACKED * per_round + (ATTACK + 2) * collab_steps
+    assert result.summary["steps"] == 3 * (3 * in_a_round + ATTACKED * after)
     splits = {m.split for m in result.metrics if m.metric == "accuracy"}
     assert ("test-unfinished" in splits) == (tune == "end")
     if tune == "end":
@@ -1319,7 +1325,8 @@ def test_newcomers_ask_all_parties() -> None:
     )
     rows = {(row.src, row.dst) for row in result.ledger if row.round == 2 and row.kind == "peer"}
     assert rows == {(a, b) for i in range(3) for a, b in (("p3", f"p{i}"), (f"p{i}", "p3"))}
-    assert result.summary["steps"] == 3 * 2 + 6
+    with_newcomer = 3 * ATTACK + 3  # each party attacks a batch, the newcomer takes their gradients
+    assert result.summary["steps"] == 3 * (2 * ATTACKED + ATTACK + 2) + 6 * ATTACKED + with_newcomer
 
 
 def test_newcomers_collaborate_as_often() -> None:
@@ -1341,7 +1348,11 @@ def test_newcomers_collaborate_as_often() -> None:
         == result.job.algorithm.accounting.join_traffic(result.job.info).peer
         == 2 * 3 * (2 * WIDTH7 + 12)
     )
-    assert result.summary["steps"] == 3 * 3 + 7
+    with_newcomer = 2 * (3 * ATTACK + 3)
+    assert (
+        result.summary["steps"]
+        == 3 * (3 * ATTACKED + 2 * (ATTACK + 2)) + 7 * ATTACKED + with_newcomer
+    )
 
 
 # --- exploration and exploitation

@@ -62,7 +62,8 @@ def counts(method: str, engine: Any = "loop", **settings: Any) -> tuple[int, int
         ("fml", 2 * PLAIN),
         ("fedrep(head_epochs=3)", PLAIN + ROUNDS * 3 * EPOCH),
         ("pfedme(inner_steps=4)", 4 * PLAIN),
-        ("fedufo", 2 * PLAIN + ROUNDS * EPOCH),  # prior, posterior, and D's one epoch
+        ("fedufo", 3 * PLAIN),  # prior, posterior, and D, which takes as many steps
+        ("fedufo(disc_steps=epochs)", 2 * PLAIN + ROUNDS * EPOCH),  # D's one epoch
         ("adcol", PLAIN),
         # In each step an attack of three gradients, the batch, and its attacked copy.
         ("fed-sps(beta=0,attack_steps=3)", 5 * PLAIN),
@@ -93,7 +94,8 @@ def test_gradient_evaluations_of_the_server() -> None:
     assert counts("fedgen(gen_steps=7)") == (PLAIN, 7 * ROUNDS)
     samples = sum(SIZES.values())
     # D's one epoch over all representations, in batches of the parties' size.
-    assert counts("adcol")[1] == ROUNDS * -(-samples // BATCH)
+    assert counts("adcol(disc_steps=epochs)")[1] == ROUNDS * -(-samples // BATCH)
+    assert counts("adcol")[1] == PLAIN / len(SIZES)  # as many steps as a party
     # The meta update is one gradient of a tenth of the samples: 5 + 3 + 4 of them.
     assert counts("fedmeta")[1] == ROUNDS * 2
     assert counts("centralized") == (0, ROUNDS * EPOCHS * -(-samples // BATCH))
