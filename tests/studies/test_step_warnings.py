@@ -134,6 +134,13 @@ def test_averaged_statistics_where_inputs_differ() -> None:
     assert "fedavg, fedprox average the running statistics" in text
     assert "--bn params_only" in text
     assert not batchnorm_texts(SHIFT, ["fedavg"], bn="params_only")
+    (text,) = batchnorm_texts("dirichlet(alpha=0.1,min=20)", ["fedavg", "fedbn"], bn="all")
+    assert "labels differ, and fedbn keeps the running statistics" in text
+    assert "--bn all" in text
+    (text,) = batchnorm_texts(
+        "dirichlet(alpha=0.1,min=20)", ["fedavg", "solo", "lg-fedavg"], bn="params_only"
+    )
+    assert "labels differ, and fedavg keeps the running statistics" in text
     assert not batchnorm_texts(SHIFT, ["fedbn"], bn="all")
     assert not batchnorm_texts("iid|keep(samples=40)", ["fedavg"], bn="all")
     assert not batchnorm_texts(SHIFT, ["fedavg"], model="linear")
