@@ -191,7 +191,8 @@ def run(
             macro_f1, auc, sensitivity, specificity, r2, a ./file.py, or a function of (truth,
             answer)
         augment: random augmentation of training images, as in flip|crop(pad=4)|rotate(degrees=10)
-        bn: which BatchNorm values are shared
+        bn: which BatchNorm values are shared: all, its weights but no running statistics (better
+            where inputs differ, worse where labels do), or none
         init: initial weights: the same for all parties, or different for each party
         cut: stage whose output is the representation; default: chosen by the model
         opt_state: optimizer state of the parties between rounds

@@ -7,8 +7,10 @@ Algorithm 1: w ← Σ_{i∈S} (n_i / n_S) w_i, with w_i from E epochs of SGD on 
 
 At a glance: personal = nothing; exchanged = weights, both ways; kept = nothing; steps = E epochs.
 Symbols: theta = w; S the cohort; n_i training samples of party i.
-Deviations: none. The experiment's setting `bn` says what happens to BatchNorm's statistics (by
-default all are averaged).
+Deviations: none. The paper has no BatchNorm; the experiment's setting `bn` says what FedAvg means
+with it. all: running statistics are averaged, too (the default; better where labels differ).
+params_only: they stay at the party (better where inputs differ). none: FedBN. The table
+comity/batchnorm has the figures.
 Compared: the same as PFLlib's, Flower's and fluke's. See docs/methods-beside.md.
 """
 

@@ -184,7 +184,11 @@ class Experiment(BaseModel):
         ),
     )
     bn: Literal["all", "params_only", "none"] = Field(
-        "all", description="which BatchNorm values are shared"
+        "all",
+        description=(
+            "which BatchNorm values are shared: all, its weights but no running statistics"
+            " (better where inputs differ, worse where labels do), or none"
+        ),
     )
     init: Literal["common", "own"] = Field(
         "common",
