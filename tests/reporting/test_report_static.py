@@ -133,7 +133,7 @@ def test_latex(folder: Path) -> None:
     assert lines[-1] == "\\end{tabular}"
     body = [line for line in lines if line.endswith(r" \\")]
     assert len(body) == 5
-    assert all(line.count(" & ") == 9 for line in body)
+    assert all(line.count(" & ") == 11 for line in body)
     assert all(re.search(r"\d\\%", line) for line in body[1:])
     assert not any(re.search(r"(?<!\\)[%#_]|±", line) for line in body)
 

@@ -148,3 +148,14 @@ def test_leave_one_out_with_equal_steps(tmp_path: Path) -> None:
 def test_not_between_sites(tmp_path: Path) -> None:
     refused = command("compare", "fedavg", "--federation", str(tmp_path), "--equal-steps")
     assert "--equal-steps" in one_sentence(refused, 2)
+
+
+@pytest.mark.long
+def test_noise_is_found_for_the_scaled_rounds() -> None:
+    """A privacy budget is for the rounds that a method has."""
+    pytest.importorskip("dp_accounting")
+    comparison = compare(["ditto+dp"], rounds=4, steps=2, budget="epsilon=8,delta=1e-3")
+    assert rounds_of(comparison) == {"solo": 4, "ditto+dp": 2}
+    row = comparison.rows[1]
+    assert isinstance(row.epsilon, float)
+    assert 7 < row.epsilon <= 8
