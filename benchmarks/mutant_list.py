@@ -32,6 +32,7 @@ BUDGET = "tests/adversary/test_budget_attacks.py"
 NOISE = "tests/adversary/test_noise_attacks.py"
 SERVER_NOISE = "tests/adversary/test_server_noise_attacks.py"
 REQUESTS = "tests/adversary/test_requests_attacks.py"
+POWER = "tests/adversary/test_power_failure.py"
 GROUPS = "tests/adversary/test_group_size_attacks.py"
 EVALUATION = "tests/adversary/test_evaluation_attacks.py"
 FILES = "tests/adversary/test_files.py"
@@ -814,6 +815,27 @@ FILES_AND_TRUST = [
         "        flush_to_disk(self._folder)  # the file's name\n",
         "",
         f"{RESTARTS}::test_a_state_is_on_the_disk_before_the_index_names_it",
+    ),
+    Mutant(
+        "a site's ledger may be lost by a power failure",
+        "comity/deploy/site_ledger.py",
+        "        flush_to_disk(self._folder)  # the file's name\n",
+        "",
+        f"{POWER}::test_nothing_that_guarantees_depend_on_is_lost",
+    ),
+    Mutant(
+        "a site's folder of a run may be lost by a power failure",
+        "comity/safe_files.py",
+        "        flush_to_disk(path.parent)\n",
+        "",
+        f"{POWER}::test_nothing_that_guarantees_depend_on_is_lost",
+    ),
+    Mutant(
+        "stored replies may be lost by a power failure",
+        "comity/safe_files.py",
+        "            folder.mkdir(path.name)\n            folder.flush()\n",
+        "            folder.mkdir(path.name)\n",
+        f"{POWER}::test_nothing_that_guarantees_depend_on_is_lost",
     ),
     Mutant(
         "a state may be lost although the checkpoint names it",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hmac
 import json
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -382,9 +381,7 @@ class SiteRun:
         """Open the privacy account, if the privacy loss of all runs stays within the budget."""
         if math.isfinite(policy.budget_epsilon):
             plan = server_run.privacy.planned_releases()[number]
-            in_run = Counter(
-                release for row in self.tables.privacy() if (release := row.to_release())
-            )
+            in_run = self.ledger.history(of=self.name)
             total = self.ledger.history(but=self.name) + (plan | in_run)
             own_constants = server_run.party_infos[number].own_constants
             bounded = self.ledger.is_bounded(but=self.name) and not own_constants
