@@ -33,6 +33,7 @@ NOISE = "tests/adversary/test_noise_attacks.py"
 SERVER_NOISE = "tests/adversary/test_server_noise_attacks.py"
 REQUESTS = "tests/adversary/test_requests_attacks.py"
 POWER = "tests/adversary/test_power_failure.py"
+SHARES = "tests/deploy/test_party_noise_in_sums.py"
 GROUPS = "tests/adversary/test_group_size_attacks.py"
 EVALUATION = "tests/adversary/test_evaluation_attacks.py"
 FILES = "tests/adversary/test_files.py"
@@ -714,7 +715,7 @@ POLICIES = [
     ),
     Mutant(
         "a method without a bound runs under a privacy budget",
-        "comity/deploy/policy.py",
+        "comity/deploy/secure_terms.py",
         "layer.traits.protects_records for layer in chain(algorithm)",
         "layer.traits for layer in chain(algorithm)",
         f"{POLICY}::test_each_rule_refuses_and_is_named",
@@ -931,6 +932,41 @@ FILES_AND_TRUST = [
 ]
 
 SECURE_AGGREGATION = [
+    Mutant(
+        "sites add too little noise for the fewest survivors",
+        "comity/privacy/secagg/noise.py",
+        "return sigma / math.sqrt(threshold - colluders)",
+        "return sigma / math.sqrt(threshold)",
+        f"{SHARES}::test_what_remains_if_colluders_tell_their_noise",
+    ),
+    Mutant(
+        "discrete noise is accounted for as if it were continuous",
+        "comity/privacy/composition.py",
+        "any(r.mechanism == DISCRETE for r in releases)",
+        "not releases",
+        f"{SHARES}::test_discrete_noise_is_accounted_for_by_renyi_divergences",
+    ),
+    Mutant(
+        "a site's change is not clipped before it enters a noisy sum",
+        "comity/privacy/secagg/encoding.py",
+        "shrink = min(1.0, self.clip / norm * ROUNDING) if norm else 1.0",
+        "shrink = 1.0",
+        f"{SECURE}::test_the_sensitivity_bounds_every_reply",
+    ),
+    Mutant(
+        "the server chooses weights in a sum with noise",
+        "comity/deploy/secure_terms.py",
+        "if self.noise and head.by_samples:",
+        "if head.by_samples and not head.run:",
+        f"{SHARES}::test_sites_with_noise_accept_no_weights",
+    ),
+    Mutant(
+        "the account doubles the noise of the sites in a sum",
+        "comity/algorithms/dp.py",
+        'return Release("party", "discrete gaussian", C, self.method.sigma * C)',
+        'return Release("party", "discrete gaussian", C, 2 * self.method.sigma * C)',
+        f"{SHARES}::test_the_account_is_against_the_server",
+    ),
     Mutant(
         "a site reveals shares for a list that too few have signed",
         "comity/privacy/secagg/site.py",

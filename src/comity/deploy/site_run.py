@@ -48,9 +48,11 @@ from comity.deploy.secure_terms import (
     SecureRun,
     averaged_type,
     check_only_floating,
-    flat_reply,
+    is_private,
     is_silent,
     overhead_of,
+    party_noise,
+    summed_tensors,
 )
 from comity.deploy.sent_ledger import EVALUATION, SentLedger
 from comity.deploy.site_store import (
@@ -290,7 +292,7 @@ class SiteRun:
         """Refuse a call that is not in the plan of a private method: the plan is what the privacy
         budget was checked for.
         """
-        if not any(layer.traits.protects_records for layer in chain(self.algorithm)):
+        if not is_private(self.algorithm, self.experiment):
             return
         training = self.active.site.party.training
         stages = {
@@ -371,7 +373,8 @@ class SiteRun:
         roster = tuple(sorted(names))
         certificates = roster_certificates(self.identity, self.name, roster, head.signed_keys)
         assert self.identity is not None
-        run = SecureRun(self.name, self.experiment, head.parties, roster)
+        noise = party_noise(self.algorithm)
+        run = SecureRun(self.name, self.experiment, head.parties, roster, noise)
         secure = SecureSite(run, CertifiedSites(self.identity, certificates), self.at)
         secure.check_limits(policy)
         pin_certificates(self.folder.path, certificates)
@@ -459,7 +462,8 @@ class SiteRun:
         self._charge(call, request, policy)
         with self._undone_if_it_fails():
             result = self._run_function(request_head, content, {}, request)
-            reply = flat_reply(result.reply)
+            noise = party_noise(self.algorithm)
+            reply = summed_tensors(result.reply, content, noise)
             self.sent.check(self.name, payload(result.reply), policy)
             unfit = not_finite(result.reply)
             keys = None
@@ -474,7 +478,9 @@ class SiteRun:
                 result.keeps,
                 result.ruined,
                 unfit,
-                " ".join(filter(None, (result.warning, self._clipping_warning(reply)))),
+                " ".join(
+                    filter(None, (result.warning, "" if noise else self._clipping_warning(reply)))
+                ),
                 {name: list(value.shape) for name, value in reply.items()},
             ),
             encode(keys) if keys else b"",
