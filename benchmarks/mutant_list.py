@@ -370,7 +370,7 @@ KEYS = [
 RELEASES = [
     Mutant(
         "a release is charged after the reply is computed",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         """\
         self._charge(call, request, policy)
         with self._undone_if_it_fails():
@@ -452,21 +452,21 @@ RELEASES = [
 SITES = [
     Mutant(
         "the noise of a reply does not depend on the site's state",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "(repr((head.call, head.first)).encode(), state, body, *sealed)",
         "(repr((head.call, head.first)).encode(), body, *sealed)",
         f"{NOISE}::test_another_state_makes_another_noise",
     ),
     Mutant(
         "the noise of a reply does not depend on the message",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "(repr((head.call, head.first)).encode(), state, body, *sealed)",
         "(repr((head.call, head.first)).encode(), state, *sealed)",
         f"{NOISE}::test_two_messages_for_one_call_have_different_noise",
     ),
     Mutant(
         "the noise of a reply does not depend on the sealed messages",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "(repr((head.call, head.first)).encode(), state, body, *sealed)",
         "(repr((head.call, head.first)).encode(), state, body)",
         f"{NOISE}::test_other_sealed_messages_make_another_request",
@@ -487,9 +487,9 @@ SITES = [
     ),
     Mutant(
         "a private method is called outside its plan",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "if call.occurrence or not (joins or any(in_plan[stage] for stage in stages)):",
-        "if not self.name:",
+        "if not self._run.name:",
         f"{BUDGET}::test_calls_outside_the_plan_are_refused",
     ),
     Mutant(
@@ -540,7 +540,7 @@ SITES = [
     ),
     Mutant(
         "a server runs other settings than the submitter has signed",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_setup.py",
         'if order.get("run") != run or (signed is not None and signed != experiment):',
         'if order.get("run") != run:',
         f"{REQUESTS}::test_settings_other_than_the_signed_ones_are_refused",
@@ -655,14 +655,14 @@ POLICIES = [
     ),
     Mutant(
         "figures of few samples leave",
-        "comity/deploy/site_run.py",
-        "return min(score.count, self._data.group_size(split)) >= policy.records",
+        "comity/deploy/site_evaluation.py",
+        "return min(score.count, self._run.data.group_size(split)) >= policy.records",
         "return score.count >= 0",
         f"{LEAVING}::test_metrics_of_few_samples_are_withheld",
     ),
     Mutant(
         "outcomes of test samples leave without permission",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_evaluation.py",
         "evaluation.answers if policy.outcomes and enough_tests else None",
         "evaluation.answers if enough_tests else None",
         f"{LEAVING}::test_labels_outcomes_and_class_counts_stay_at_the_sites",
@@ -683,12 +683,12 @@ POLICIES = [
     ),
     Mutant(
         "bytes leave before they are charged",
-        "comity/deploy/site_run.py",
-        """        self._charge_sent(call.round, call.function, sent, policy)
+        "comity/deploy/site_calls.py",
+        """        self._run.charge_sent(call.round, call.function, sent, policy)
         self._record_result(call, request, result)
 """,
         """        self._record_result(call, request, result)
-        self._charge_sent(call.round, call.function, sent, policy)
+        self._run.charge_sent(call.round, call.function, sent, policy)
 """,
         f"{BUDGET}::test_bytes_are_charged_before_the_reply_leaves",
     ),
