@@ -32,6 +32,8 @@ BUDGET = "tests/adversary/test_budget_attacks.py"
 NOISE = "tests/adversary/test_noise_attacks.py"
 SERVER_NOISE = "tests/adversary/test_server_noise_attacks.py"
 REQUESTS = "tests/adversary/test_requests_attacks.py"
+POWER = "tests/adversary/test_power_failure.py"
+SHARES = "tests/deploy/test_party_noise_in_sums.py"
 GROUPS = "tests/adversary/test_group_size_attacks.py"
 EVALUATION = "tests/adversary/test_evaluation_attacks.py"
 FILES = "tests/adversary/test_files.py"
@@ -368,7 +370,7 @@ KEYS = [
 RELEASES = [
     Mutant(
         "a release is charged after the reply is computed",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         """\
         self._charge(call, request, policy)
         with self._undone_if_it_fails():
@@ -450,21 +452,21 @@ RELEASES = [
 SITES = [
     Mutant(
         "the noise of a reply does not depend on the site's state",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "(repr((head.call, head.first)).encode(), state, body, *sealed)",
         "(repr((head.call, head.first)).encode(), body, *sealed)",
         f"{NOISE}::test_another_state_makes_another_noise",
     ),
     Mutant(
         "the noise of a reply does not depend on the message",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "(repr((head.call, head.first)).encode(), state, body, *sealed)",
         "(repr((head.call, head.first)).encode(), state, *sealed)",
         f"{NOISE}::test_two_messages_for_one_call_have_different_noise",
     ),
     Mutant(
         "the noise of a reply does not depend on the sealed messages",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "(repr((head.call, head.first)).encode(), state, body, *sealed)",
         "(repr((head.call, head.first)).encode(), state, body)",
         f"{NOISE}::test_other_sealed_messages_make_another_request",
@@ -485,9 +487,9 @@ SITES = [
     ),
     Mutant(
         "a private method is called outside its plan",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_calls.py",
         "if call.occurrence or not (joins or any(in_plan[stage] for stage in stages)):",
-        "if not self.name:",
+        "if not self._run.name:",
         f"{BUDGET}::test_calls_outside_the_plan_are_refused",
     ),
     Mutant(
@@ -538,7 +540,7 @@ SITES = [
     ),
     Mutant(
         "a server runs other settings than the submitter has signed",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_setup.py",
         'if order.get("run") != run or (signed is not None and signed != experiment):',
         'if order.get("run") != run:',
         f"{REQUESTS}::test_settings_other_than_the_signed_ones_are_refused",
@@ -653,14 +655,14 @@ POLICIES = [
     ),
     Mutant(
         "figures of few samples leave",
-        "comity/deploy/site_run.py",
-        "return min(score.count, self._data.group_size(split)) >= policy.records",
+        "comity/deploy/site_evaluation.py",
+        "return min(score.count, self._run.data.group_size(split)) >= policy.records",
         "return score.count >= 0",
         f"{LEAVING}::test_metrics_of_few_samples_are_withheld",
     ),
     Mutant(
         "outcomes of test samples leave without permission",
-        "comity/deploy/site_run.py",
+        "comity/deploy/site_evaluation.py",
         "evaluation.answers if policy.outcomes and enough_tests else None",
         "evaluation.answers if enough_tests else None",
         f"{LEAVING}::test_labels_outcomes_and_class_counts_stay_at_the_sites",
@@ -681,12 +683,12 @@ POLICIES = [
     ),
     Mutant(
         "bytes leave before they are charged",
-        "comity/deploy/site_run.py",
-        """        self._charge_sent(call.round, call.function, sent, policy)
+        "comity/deploy/site_calls.py",
+        """        self._run.charge_sent(call.round, call.function, sent, policy)
         self._record_result(call, request, result)
 """,
         """        self._record_result(call, request, result)
-        self._charge_sent(call.round, call.function, sent, policy)
+        self._run.charge_sent(call.round, call.function, sent, policy)
 """,
         f"{BUDGET}::test_bytes_are_charged_before_the_reply_leaves",
     ),
@@ -713,7 +715,7 @@ POLICIES = [
     ),
     Mutant(
         "a method without a bound runs under a privacy budget",
-        "comity/deploy/policy.py",
+        "comity/deploy/secure_terms.py",
         "layer.traits.protects_records for layer in chain(algorithm)",
         "layer.traits for layer in chain(algorithm)",
         f"{POLICY}::test_each_rule_refuses_and_is_named",
@@ -816,6 +818,27 @@ FILES_AND_TRUST = [
         f"{RESTARTS}::test_a_state_is_on_the_disk_before_the_index_names_it",
     ),
     Mutant(
+        "a site's ledger may be lost by a power failure",
+        "comity/deploy/site_ledger.py",
+        "        flush_to_disk(self._folder)  # the file's name\n",
+        "",
+        f"{POWER}::test_nothing_that_guarantees_depend_on_is_lost",
+    ),
+    Mutant(
+        "a site's folder of a run may be lost by a power failure",
+        "comity/safe_files.py",
+        "        flush_to_disk(path.parent)\n",
+        "",
+        f"{POWER}::test_nothing_that_guarantees_depend_on_is_lost",
+    ),
+    Mutant(
+        "stored replies may be lost by a power failure",
+        "comity/safe_files.py",
+        "            folder.mkdir(path.name)\n            folder.flush()\n",
+        "            folder.mkdir(path.name)\n",
+        f"{POWER}::test_nothing_that_guarantees_depend_on_is_lost",
+    ),
+    Mutant(
         "a state may be lost although the checkpoint names it",
         "comity/runs/checkpoint.py",
         "flush_to_disk(path)  # all are written by now, so the first flush may include the others",
@@ -909,6 +932,41 @@ FILES_AND_TRUST = [
 ]
 
 SECURE_AGGREGATION = [
+    Mutant(
+        "sites add too little noise for the fewest survivors",
+        "comity/privacy/secagg/noise.py",
+        "return sigma / math.sqrt(threshold - colluders)",
+        "return sigma / math.sqrt(threshold)",
+        f"{SHARES}::test_what_remains_if_colluders_tell_their_noise",
+    ),
+    Mutant(
+        "discrete noise is accounted for as if it were continuous",
+        "comity/privacy/composition.py",
+        "any(r.mechanism == DISCRETE for r in releases)",
+        "not releases",
+        f"{SHARES}::test_discrete_noise_is_accounted_for_by_renyi_divergences",
+    ),
+    Mutant(
+        "a site's change is not clipped before it enters a noisy sum",
+        "comity/privacy/secagg/encoding.py",
+        "shrink = min(1.0, self.clip / norm * ROUNDING) if norm else 1.0",
+        "shrink = 1.0",
+        f"{SECURE}::test_the_sensitivity_bounds_every_reply",
+    ),
+    Mutant(
+        "the server chooses weights in a sum with noise",
+        "comity/deploy/secure_terms.py",
+        "if self.noise and head.by_samples:",
+        "if head.by_samples and not head.run:",
+        f"{SHARES}::test_sites_with_noise_accept_no_weights",
+    ),
+    Mutant(
+        "the account doubles the noise of the sites in a sum",
+        "comity/algorithms/dp.py",
+        'return Release("party", "discrete gaussian", C, self.method.sigma * C)',
+        'return Release("party", "discrete gaussian", C, 2 * self.method.sigma * C)',
+        f"{SHARES}::test_the_account_is_against_the_server",
+    ),
     Mutant(
         "a site reveals shares for a list that too few have signed",
         "comity/privacy/secagg/site.py",

@@ -33,12 +33,12 @@ from malicious_server import MaliciousServer
 from comity.base.record import Model
 from comity.deploy.release_ledger import ReleaseLedger
 from comity.deploy.session import RequestAuthenticator
-from comity.deploy.site_run import SiteRun
+from comity.deploy.site_calls import SiteCalls
 from comity.deploy.site_store import Replies
 
 PARTS: dict[str, tuple[type, str]] = {
     "authenticate the request": (RequestAuthenticator, "open"),
-    "digest of the request": (SiteRun, "_request_digest"),
+    "digest of the request": (SiteCalls, "_request_digest"),
     "charge the ledger": (ReleaseLedger, "charge"),
     "store the reply": (Replies, "write"),
 }

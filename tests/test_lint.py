@@ -68,7 +68,7 @@ OPENS_PARCELS = {
     "wire/sealing.py",
     "engines/site.py",
     "runs/recording.py",  # in a simulation that is asked to keep all messages
-    "deploy/site_run.py",
+    "deploy/site_calls.py",
 }
 ASKS_WHAT_A_LOSS_IS = "engines/stacked/batched_training.py"
 

@@ -111,13 +111,14 @@ def flush_to_disk(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder inside a folder of Comity, unless it exists.
+    """Create a folder inside a folder of Comity, unless it exists. It survives a power failure.
 
     Raises `UsageError` if there is a link or a file with its name.
     """
     with _names_in(path), _open_folder(path.parent) as folder:
         try:
             folder.mkdir(path.name)
+            folder.flush()
         except FileExistsError:
             if not stat.S_ISDIR(path.lstat().st_mode):
                 raise UsageError(
@@ -126,8 +127,12 @@ def make_folder(path: Path) -> None:
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder that only the user can open, or close one that exists to all others."""
-    path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    """Create a folder that only the user can open, or close one that exists to all others. A new
+    one survives a power failure.
+    """
+    if not path.exists():
+        path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        flush_to_disk(path.parent)
     with contextlib.suppress(PermissionError):  # it belongs to somebody else
         path.chmod(PRIVATE_FOLDER)
 

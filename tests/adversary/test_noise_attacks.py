@@ -30,6 +30,7 @@ from comity.base.record import Model, seal
 from comity.deploy import site_results
 from comity.deploy.messages import REPLIES, REQUESTS, Begin, Failed, RunCall, unpack
 from comity.deploy.release_ledger import ReleaseLedger
+from comity.deploy.site_calls import SiteCalls
 from comity.deploy.site_store import REPLIES as REPLIES_FOLDER
 from comity.runs.folder import RunFolder
 from comity.wire.codec import decode
@@ -108,7 +109,8 @@ def test_other_sealed_messages_make_another_request(sites: Sites) -> None:
     head = RunCall(run.name, ("local", 1, 1, 0), None, False, {})
     one, other = (seal(Model(weights(value)), 0) for value in (0.0, 0.01))
     inboxes: list[dict[int, Any]] = [{}, {1: one}, {1: other}, {2: one}, {1: one, 2: other}]
-    digests = {run._request_digest(head, b"body", inbox) for inbox in inboxes}
+    calls = SiteCalls(run)
+    digests = {calls._request_digest(head, b"body", inbox) for inbox in inboxes}
     assert len(digests) == len(inboxes)
 
 

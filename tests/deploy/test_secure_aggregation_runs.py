@@ -12,13 +12,14 @@ import pytest
 import torch
 from in_process_sites import Handed, Sites, ended, watched
 from matrix import compositions
+from secure_sites import lose, request_of, server_tensors
 from sweeps import over_methods
 
 from comity import algorithms
 from comity.base.record import Params, leaves
 from comity.core.validate import MessageValidator
 from comity.deploy import site_results
-from comity.deploy.messages import REQUESTS, RunCall, SecureCall, SecureStep, unpack
+from comity.deploy.messages import RunCall, SecureStep
 from comity.deploy.policy import SitePolicy
 from comity.deploy.secure_server import EXPERIMENTAL
 from comity.deploy.secure_terms import check_can_be_secure, flat_reply
@@ -28,8 +29,7 @@ from comity.engines.site import Site
 from comity.errors import UsageError
 from comity.privacy.secagg.site import STEPS
 from comity.runs import config
-from comity.runs.checkpoint import Checkpoints
-from comity.runs.folder import CHECKPOINTS, RunFolder
+from comity.runs.folder import RunFolder
 from comity.runs.run_warnings import warning_texts
 from comity.runs.tables import LEDGER
 from comity.training.task import LearningTask
@@ -57,35 +57,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     """Four sites of which one may collude: three must take part to the end."""
     return Sites(tmp_path_factory.mktemp("sites"), SIZES)
-
-
-def server_tensors(folder: Path) -> list[torch.Tensor]:
-    """All tensors of the server's state at the end of a run."""
-    checkpoints = Checkpoints(folder / CHECKPOINTS)
-    assert checkpoints.load()
-    state = checkpoints.server_state()
-    return [leaf for leaf in leaves(state) if isinstance(leaf, torch.Tensor)]
-
-
-def request_of(request: bytes) -> Any:
-    return unpack(request, REQUESTS, MOST)[0]
-
-
-def lose(transport: Handed, site: str, step: str, how: str, round: int = 1) -> None:
-    """Lose a site in one step of a round: it is not asked any more ("offline"), or what it answers
-    does not arrive ("lost").
-    """
-
-    def lost(name: str, request: bytes) -> str:
-        head = request_of(request)
-        if name != site:
-            return ""
-        if isinstance(head, SecureCall) and head.call[2] == round and step == "keys":
-            return how
-        is_step = isinstance(head, SecureStep) and head.call[2] == round
-        return how if is_step and head.step == step else ""
-
-    transport.lost = lost
 
 
 def absent_sites(folder: Path) -> set[tuple[str, int]]:
@@ -346,7 +317,8 @@ def failure(sites: Sites, method: str, run: str, **settings: Any) -> str:
         ("relay", "it does more with single replies than average"),
         ("fedavg+dbe", "the server reads what each party replies to judge"),
         ("fedmeta", "the server reads what each party replies to hand_over"),
-        ("fedavg+dp(level=party,noise=1)", "use level=record"),
+        ("fedavg+dp(level=party,noise=0)", "its noise above 0"),
+        ("fedavg+dp(level=party,noise=1)+serveropt", "must be the last wrapper"),
     ],
 )
 def test_methods_that_need_single_replies_are_refused(method: str, why: str) -> None:

@@ -10,7 +10,9 @@ needs to be trusted. level=patient, the same with patients in place of records: 
 patient with chance B/P_i, and a patient p with records R_p adds Σ_{r∈R_p} clip_C(∇ℓ_r) / |R_p|,
 whose norm is at most C. level=party, DP-FedAvg (McMahan et al., Learning Differentially Private
 Recurrent Language Models, ICLR 2018): Δ_i ← clip_C(θ_i − θ); θ ← θ + (Σ_{i∈S} Δ_i)/|S| + N(0,
-(σC/|S|)²) at the server, which sees every Δ_i.
+(σC/|S|)²) at the server, which sees every Δ_i. With secure aggregation nobody needs to be trusted:
+each site adds discrete Gaussian noise to its Δ_i, and the server sees their sum (Kairouz, Liu and
+Steinke, ICML 2021).
 
 At a glance: personal = what the host's is; exchanged = what the host exchanges, with noise or
 clipped for a server that adds it; kept = what the host keeps; steps = the host's, each record's
@@ -204,8 +206,8 @@ class Dp(AsHost[None]):
         return {name: received[name] + value for name, value in change.items()}
 
     def averaging(self, server: Server) -> NoisyAveraging | None:
-        if self.level != "party":
-            return None
+        if self.level != "party" or server.info.secure_sums:
+            return None  # in secure sums the parties add the noise themselves
         cohort = server.sample(server.round)
 
         def noise_on_mean(count: int) -> float:
@@ -265,7 +267,10 @@ class DpAccounting(WrapperAccounting[Dp]):
 
     def covers(self, function: str, host: Releases, facts: PartyFacts) -> Releases:
         if self.method.level == "party":
-            return host
+            is_sent = function in self.host.declared_trainings("round", facts.training)
+            return (
+                {**host, ALL: [self.sum_release()]} if facts.info.secure_sums and is_sent else host
+            )
         unit, n = self.method.protected_units(facts.size, facts.patients)
         trained = self.trained_releases(function, unit, n, facts.training)
         if unit == "patient" and any(host.values()):
@@ -302,8 +307,13 @@ class DpAccounting(WrapperAccounting[Dp]):
             for sampling in (Sampling.of(h, n) for h in trainings)
         ]
 
+    def sum_release(self) -> Release:
+        """The release of a party by a secure sum, to which all parties add shares of the noise."""
+        C = self.method.clip
+        return Release("party", "discrete gaussian", C, self.method.sigma * C)
+
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        if self.method.level != "party" or not cohort:
+        if self.method.level != "party" or info.secure_sums or not cohort:
             return self.host.server_release(info, cohort)
         everybody, C, spread = (
             len(info.names),

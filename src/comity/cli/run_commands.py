@@ -537,7 +537,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     from comity.studies.plan import plan as estimate
 
     base = chosen_experiment(algo, settings, trust)
-    job = prepare(base.but(secure_aggregation=False), federation_of(base))
+    job = prepare(base, federation_of(base), only_planned=True)
     costs = estimate(job)
     about_aggregation: list[str] = []
     if base.secure_aggregation:

@@ -260,6 +260,10 @@ class Info:
     """The number of patients that the training samples of each party and newcomer are of; None
     where the data name no patients.
     """
+    secure_sums: bool = False
+    """Whether the server learns sums of replies only, to which parties may add noise (secure
+    aggregation).
+    """
 
     @property
     def parties(self) -> range:

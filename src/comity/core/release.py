@@ -54,10 +54,10 @@ class Release:
     """
 
     unit: Unit
-    mechanism: Literal["gaussian", "laplace"]
+    mechanism: Literal["gaussian", "laplace", "discrete gaussian"]
     sensitivity: float
-    """By how much one unit changes it: in the ℓ2 norm before Gaussian noise, in the ℓ1 norm before
-    Laplace's.
+    """By how much one unit changes it: in the ℓ2 norm before Gaussian noise, also before discrete
+    Gaussian noise on integers, in the ℓ1 norm before Laplace's.
     """
     noise: float
     """Standard deviation of a Gaussian, scale of a Laplace distribution."""

@@ -33,7 +33,7 @@ from comity.deploy.messages import (
     unpack,
 )
 from comity.deploy.secure_server import EXPERIMENTAL, Limits, SecureSums, SumFiles
-from comity.deploy.secure_terms import SecureRun
+from comity.deploy.secure_terms import SecureRun, party_noise
 from comity.deploy.transport import Transport
 from comity.engines.engine import Engine, inboxes
 from comity.engines.saved import Saved
@@ -95,6 +95,7 @@ class SitesEngine(Engine):
                 server_run.experiment,
                 server_run.context.party_infos.parties,
                 tuple(sorted(server_run.info.names)),
+                party_noise(server_run.algorithm),
             )
             self._secure = SecureSums(
                 secure_run,

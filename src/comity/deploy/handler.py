@@ -20,6 +20,8 @@ from comity.deploy.key_exchange import Identity
 from comity.deploy.messages import REQUESTS, Done, Failed, pack, to_call_id, unpack
 from comity.deploy.policy import SitePolicy
 from comity.deploy.session import RequestAuthenticator
+from comity.deploy.site_calls import SiteCalls
+from comity.deploy.site_evaluation import SiteEvaluation
 from comity.deploy.site_run import SiteRun
 from comity.errors import ComityError, UsageError
 from comity.safe_files import open_to_append
@@ -132,9 +134,10 @@ class RequestHandler:
             case messages.RunCall() | messages.SecureCall() | messages.SecureStep():
                 return self._answer_call(run, head, body, policy)
             case messages.Evaluate():
-                return pack(Done(), encode(run.evaluate(head, body, policy)))
+                evaluation = SiteEvaluation(run).evaluate(head, body, policy)
+                return pack(Done(), encode(evaluation))
             case messages.EvaluateAlone():
-                return pack(Done(), encode(run.evaluate_alone(head, policy)))
+                return pack(Done(), encode(SiteEvaluation(run).evaluate_alone(head, policy)))
             case messages.Committed():
                 run.commit(to_call_id(head.version))
             case messages.End():
@@ -167,14 +170,14 @@ class RequestHandler:
 
     def _answer_call(self, run: SiteRun, head: Call, body: bytes, policy: SitePolicy) -> bytes:
         """Answer a request for a call, and log what was done and how much leaves."""
-        sent_before = run.tables.sent
+        sent_before, calls = run.tables.sent, SiteCalls(run)
         match head:
             case messages.RunCall():
-                reply, what = run.run_call(head, body, policy), "is done"
+                reply, what = calls.run_call(head, body, policy), "is done"
             case messages.SecureCall():
-                reply, what = run.secure_call(head, body, policy), "is done, its reply stays here"
+                reply, what = calls.secure_call(head, body, policy), "is done, its reply stays here"
             case messages.SecureStep():
-                reply = run.secure_step(head, body, policy)
+                reply = calls.secure_step(head, body, policy)
                 what = f"goes on with secure aggregation ({head.step})"
         sent = run.tables.sent
         self.log(

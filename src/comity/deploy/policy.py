@@ -21,7 +21,7 @@ from comity.core.signature import party_functions
 from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
 from comity.deploy.group_size import RECORDS, Group
-from comity.deploy.secure_terms import check_can_be_secure, is_silent, share_of
+from comity.deploy.secure_terms import check_can_be_secure, is_private, is_silent, share_of
 from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import base_file
 from comity.names import display_name
@@ -224,9 +224,7 @@ class SitePolicy:
             )
         self._check_training(experiment)
         self._check_aggregation(name, experiment, algorithm)
-        if math.isfinite(self.budget_epsilon) and not any(
-            layer.traits.protects_records for layer in chain(algorithm)
-        ):
+        if math.isfinite(self.budget_epsilon) and not is_private(algorithm, experiment):
             raise UsageError(
                 f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, and that of {name}"
                 " has no bound (budget: epsilon)."

@@ -52,11 +52,12 @@ class ReleaseLedger(SiteLedger[ReleaseRow]):
         with self._locked():
             return list(self._rows)
 
-    def history(self, but: str = "") -> Counter[Release]:
-        """All releases through noise, and how often each occurred, without those of the run
-        `but`.
+    def history(self, but: str = "", of: str = "") -> Counter[Release]:
+        """All releases through noise, and how often each occurred: without those of the run `but`,
+        or only those of the run `of`.
         """
-        releases = (row.charge.to_release() for row in self.rows() if not but or row.run != but)
+        rows = (row for row in self.rows() if (not but or row.run != but) and of in ("", row.run))
+        releases = (row.charge.to_release() for row in rows)
         return Counter(release for release in releases if release)
 
     def is_bounded(self, but: str = "") -> bool:

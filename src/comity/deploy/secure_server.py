@@ -25,6 +25,7 @@ from comity.deploy.messages import Done, Prepared, SecureCall, SecureStep, call_
 from comity.deploy.secure_terms import (
     SecureRun,
     averaged_type,
+    flat_reply,
     joined_reply,
     layout_of,
     meta_reply,
@@ -193,6 +194,8 @@ class SecureSums:
         """Whether replies are weighted by the numbers of training samples. Sites accept no other
         weights, because with weights of the server's choice a mean could be a single reply.
         """
+        if self.run.noise:
+            return False  # the noise hides a site only if all count alike
         for by_samples in (False, True):
             weight_of = self.run.weights(by_samples)
             if all(weight == weight_of.get(self.names[i]) for i, weight in weights.items()):
@@ -245,6 +248,9 @@ class _Exchange:
         signatures = server.collect_signatures(signed.values())
         revealed = self._step("reveal", RevealedShares, dict.fromkeys(signed, signatures))
         mean, weight, _ = server.unmask(revealed.values())
+        if sums.run.noise:  # the sites have sent the changes of the model
+            received = flat_reply(contents[first])
+            mean = {name: received[name] + change for name, change in mean.items()}
         total = joined_reply(self._kind, {name: mean[name] * weight for name in self._tensors})
         return PartialSum(total, weight, sorted(in_sum))
 

@@ -12,14 +12,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from comity.algorithms.dp import Dp
 from comity.base.call import CallId
 from comity.base.declared import resolve_field_type
-from comity.base.record import Params, is_record_type, payload
+from comity.base.record import Model, Params, is_record_type, payload
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Info
 from comity.core.signature import fields_on_wire, party_functions, signature
@@ -60,17 +60,50 @@ def averaged_type(algorithm: AnyAlgorithm, depth: int, function: str) -> type | 
     return kind if holds_parameters else None
 
 
+class PartyNoise(NamedTuple):
+    """The noise of dp with level=party, of which each site adds a share to its reply."""
+
+    noise: float
+    """σ, the standard deviation on the sum, in units of `clip`."""
+    clip: float
+    """The largest Euclidean norm of a site's change of the model."""
+
+
+def party_noise(algorithm: AnyAlgorithm) -> PartyNoise | None:
+    """The noise that hides sites in a sum of their replies; None without it."""
+    return next(
+        (
+            PartyNoise(layer.sigma, layer.clip)
+            for layer in chain(algorithm)
+            if isinstance(layer, Dp) and layer.level == "party"
+        ),
+        None,
+    )
+
+
+def is_private(algorithm: AnyAlgorithm, experiment: Experiment) -> bool:
+    """Whether a method bounds what its replies tell the server about a record."""
+    if any(layer.traits.protects_records for layer in chain(algorithm)):
+        return True
+    return experiment.secure_aggregation and party_noise(algorithm) is not None
+
+
 def check_can_be_secure(algorithm: AnyAlgorithm, name: str) -> None:
     """Raise UsageError if a method needs more of the replies than their mean.
 
     A method whose parties send nothing passes.
     """
-    if any(isinstance(layer, Dp) and layer.level == "party" for layer in chain(algorithm)):
+    noise = party_noise(algorithm)
+    if noise is None:
+        check_only_averages(algorithm, name)
+    elif not isinstance(algorithm, Dp) or not noise.noise:
         raise UsageError(
-            f"{name} cannot have secure aggregation: the server adds the noise of dp level=party to"
-            " replies that it reads; use level=record, whose noise the sites add."
+            f"{name} cannot have secure aggregation: dp with level=party must be the last wrapper"
+            " there, and its noise above 0."
         )
-    check_only_averages(algorithm, name)
+    else:
+        check_only_averages(algorithm.host, name)  # the sites add the noise
+        _check_sends_models(algorithm, name)
     for depth, function in party_functions(algorithm):
         if not is_silent(algorithm, depth, function) and not averaged_type(
             algorithm, depth, function
@@ -78,6 +111,20 @@ def check_can_be_secure(algorithm: AnyAlgorithm, name: str) -> None:
             raise UsageError(
                 f"{name} cannot have secure aggregation: the server reads what each party replies"
                 f" to {function}, which is not averaged."
+            )
+
+
+def _check_sends_models(algorithm: AnyAlgorithm, name: str) -> None:
+    """Raise UsageError if replies are no models, of which the change is clipped and gets noise."""
+    for depth, function in party_functions(algorithm):
+        kind = averaged_type(algorithm, depth, function)
+        if kind is not None and (kind, signature(algorithm, depth, function).message) != (
+            Model,
+            Model,
+        ):
+            raise UsageError(
+                f"{name} cannot have secure aggregation: dp with level=party hides changes of"
+                f" models, and parties reply something else to {function}."
             )
 
 
@@ -101,6 +148,15 @@ def flat_reply(reply: Any) -> Params:
         for field in fields(reply)
         for name, value in getattr(reply, field.name).items()
     }
+
+
+def summed_tensors(reply: Any, message: Any, noise: PartyNoise | None) -> Params:
+    """The tensors of a reply that are added up: with noise, its change of the received model."""
+    tensors = flat_reply(reply)
+    if noise is None:
+        return tensors
+    received = flat_reply(message)
+    return {name: value - received[name] for name, value in tensors.items()}
 
 
 def joined_reply(kind: type, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -149,12 +205,14 @@ class SecureRun:
         experiment: the settings
         parties: the descriptions of all parties, as the server sent them to every site
         roster: the names of the sites in each sum, in ascending order
+        noise: the noise that the sites add, if there is any
     """
 
     run: str
     experiment: Experiment
     parties: Mapping[str, PartyInfo]
     roster: tuple[str, ...]
+    noise: PartyNoise | None = None
 
     def weights(self, by_samples: bool) -> dict[str, float]:
         """The weight of each site: its number of training samples, or 1."""
@@ -170,8 +228,8 @@ class SecureRun:
             body: the encoded message of the call
             layout: names and shapes of the tensors in a reply
         """
-        sites = len(self.roster)
-        largest_value = self.experiment.secure_aggregation_range
+        if self.noise and head.by_samples:
+            raise UsageError("With noise of the sites all of them count alike in a mean.")
         descriptions = {name: asdict(info) for name, info in self.parties.items()}
         party_table = digest(
             "comity secure call",
@@ -188,13 +246,22 @@ class SecureRun:
             self.roster,
             head.threshold,
             head.colluders,
-            Encoding(
-                layout,
-                largest_value,
-                Encoding.largest_scale(largest_value, sites),
-                max(self.weights(head.by_samples).values()),
-            ),
+            self._encoding(head, layout),
         )
+
+    def _encoding(self, head: SecureCall, layout: Layout) -> Encoding:
+        """How replies are written as integers."""
+        sites = len(self.roster)
+        if self.noise is None:
+            largest_value = self.experiment.secure_aggregation_range
+            scale = Encoding.largest_scale(largest_value, sites)
+            largest_weight = max(self.weights(head.by_samples).values())
+            return Encoding(layout, largest_value, scale, largest_weight)
+        noise, clip = self.noise
+        scale = Encoding.scale_with_noise(
+            clip, noise, layout.size, sites, head.threshold, head.colluders
+        )
+        return Encoding(layout, clip, scale, noise=noise)
 
 
 def share_of(sites: int, share: float) -> int:

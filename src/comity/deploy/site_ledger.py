@@ -22,6 +22,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from comity.deploy.site_store import secret_of
 from comity.errors import CorruptedFile
+from comity.safe_files import flush_to_disk
 
 Row = TypeVar("Row")
 CODE = 16  # hexadecimal digits of a row's code
@@ -85,6 +86,7 @@ class SiteLedger(ABC, Generic[Row]):
             file.write(self._head.encode() + lines)
             file.flush()
             os.fsync(file.fileno())
+        flush_to_disk(self._folder)  # the file's name
 
     def _append(self, rows: Sequence[Row]) -> None:
         """Write rows; they are on the disk when this returns. The lock must be held."""

@@ -18,7 +18,9 @@ from comity.core.server import Note
 from comity.data.inputs import Inputs
 from comity.deploy.data import SiteSplit, fixed_split
 from comity.deploy.policy import SitePolicy
-from comity.deploy.site_run import JOINED, SiteRun, build_site, data_digest, restrict_to_party
+from comity.deploy.site_evaluation import JOINED
+from comity.deploy.site_run import SiteRun
+from comity.deploy.site_setup import build_site, data_digest, restrict_to_party
 from comity.deploy.site_store import States, read_roster, read_view
 from comity.errors import ComityError, UsageError
 from comity.measure.mdl import CHEAP, Settings

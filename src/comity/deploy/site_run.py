@@ -4,13 +4,10 @@ own tables.
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
@@ -19,24 +16,20 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from comity import algorithms
-from comity.base.call import CallId, Message, PartyResult
-from comity.base.finite import not_finite
-from comity.base.key import Key
-from comity.base.record import Params, Sealed, payload, sealed_in, unseal
-from comity.base.samples import PartyData, Split
+from comity.base.call import CallId
+from comity.base.record import payload
+from comity.base.samples import PartyData
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.party import Party
-from comity.core.release import PartyFacts, planned_calls
-from comity.core.server import Note
+from comity.core.release import PartyFacts
 from comity.core.signature import records_of
 from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.deploy import messages
-from comity.deploy.data import SiteSplit, fixed_split, schema_digest, site_settings, store_split
+from comity.deploy.data import SiteSplit, fixed_split, schema_digest, store_split
 from comity.deploy.group_size import LocalData, groups, unit_of
 from comity.deploy.key_exchange import Identity, keys_of
-from comity.deploy.messages import Answered, Introduced, pack, reply_body, to_call_id
+from comity.deploy.messages import Introduced
 from comity.deploy.policy import SitePolicy
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
 from comity.deploy.secure_site import (
@@ -47,52 +40,39 @@ from comity.deploy.secure_site import (
 )
 from comity.deploy.secure_terms import (
     SecureRun,
-    averaged_type,
     check_only_floating,
-    flat_reply,
-    is_silent,
-    overhead_of,
+    party_noise,
 )
-from comity.deploy.sent_ledger import EVALUATION, SentLedger
+from comity.deploy.sent_ledger import SentLedger
+from comity.deploy.site_setup import (
+    begin_folder,
+    build_site,
+    check_order,
+    data_digest,
+    describe_party,
+    restrict_to_party,
+)
 from comity.deploy.site_store import (
-    DIGEST_BYTES,
     Replies,
     SiteTables,
     States,
     has_roster,
     read_roster,
-    run_secret,
-    runs_of,
-    secret_of,
     write_roster,
-    write_view,
 )
 from comity.engines.site import Site
-from comity.errors import ComityError, UsageError, quote
-from comity.measure.gain import gains
-from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.metrics.metrics import METRICS, Metric, check_fits
+from comity.errors import ComityError, UsageError
+from comity.metrics.metrics import METRICS, check_fits
 from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
 from comity.runs import config
 from comity.runs.config import WHERE, Experiment
-from comity.runs.context import PartyInfo, PartyInfos, RunContext
-from comity.runs.environment import digest, environment
-from comity.runs.evaluation import figures, further_figures
 from comity.runs.folder import RunFolder
-from comity.runs.party_side import make_party
 from comity.runs.server_run import ServerRun, judged_by
-from comity.runs.server_side import resolve_method
-from comity.safe_files import make_private_folder
-from comity.wire.codec import decode, encode, tree_digest
-from comity.wire.ledger import SERVER
 from comity.wire.sealing import Lock, PairKeys
 
-ALONE = "solo"
 OFFICIAL = "official"
-JOINED = "joined"
-STAGES = ("", "unfinished", "offered", JOINED)
 
 
 @dataclass(frozen=True)
@@ -134,7 +114,7 @@ class SiteRun:
     """How much has left this site in all runs."""
     tables: SiteTables = field(init=False)
     _active: ActiveRun | None = None
-    _secure: SecureSite | None = None
+    secure: SecureSite | None = None
     """In a run with secure aggregation, for a site whose replies are averaged."""
     _account: Account | None = None
     _checked_policy: SitePolicy | None = None
@@ -191,7 +171,7 @@ class SiteRun:
             )
         experiment = judged_by(experiment, federation.classes)
         if order is not None:
-            _check_order(order, request.run, experiment, federation.classes)
+            check_order(order, request.run, experiment, federation.classes)
         check_fits(experiment.metric, federation.classes)
         parts = federation.parties[policy.name]
         policy.check_records(parts.group_size("train"), unit_of(parts))
@@ -201,7 +181,7 @@ class SiteRun:
         store_split(at, policy.data, split)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
-            said=_party_info(federation, policy, METRICS[experiment.metric]),
+            said=describe_party(federation, policy, METRICS[experiment.metric]),
             shape=list(federation.shape),
             classes=federation.classes,
             black=list(federation.preprocess.black),
@@ -213,7 +193,7 @@ class SiteRun:
             threshold=policy.threshold if experiment.secure_aggregation else 0.0,
             colluders=policy.colluders if experiment.secure_aggregation else 0,
         )
-        _begin_folder(
+        begin_folder(
             RunFolder(at / "runs" / request.run),
             experiment,
             federation,
@@ -236,14 +216,14 @@ class SiteRun:
         return run
 
     @property
-    def _data(self) -> PartyData:
+    def data(self) -> PartyData:
         """The site's samples."""
         return self.federation.parties[self.party]
 
     def check(self, policy: SitePolicy, submitter: str) -> None:
         """Refuse to continue if the site policy, which may have changed, forbids the run."""
         policy.check(self.experiment, self.algorithm, submitter)
-        policy.check_records(self._data.group_size("train"), unit_of(self._data))
+        policy.check_records(self.data.group_size("train"), unit_of(self.data))
         self._check_groups(policy)
 
     def _check_groups(self, policy: SitePolicy) -> None:
@@ -265,7 +245,7 @@ class SiteRun:
         self._check_groups_of(policy, site, server_run)
 
     def _check_groups_of(self, policy: SitePolicy, site: Site, server_run: ServerRun) -> None:
-        data, training = self._data, site.party.training
+        data, training = self.data, site.party.training
         local = LocalData.of(data, self.federation.classes, training)
         facts = PartyFacts(
             server_run.info, site.party.id, len(data.train), training, data.patient_count
@@ -286,31 +266,6 @@ class SiteRun:
         rounds = self.experiment.rounds
         if not 0 <= round <= rounds + bool(self.experiment.newcomers):
             raise UsageError(f"{self.party} is asked for round {round}, and the run has {rounds}.")
-
-    def _check_planned(self, call: CallId) -> None:
-        """Refuse a call that is not in the plan of a private method: the plan is what the privacy
-        budget was checked for.
-        """
-        if not any(layer.traits.protects_records for layer in chain(self.algorithm)):
-            return
-        training = self.active.site.party.training
-        stages = {
-            stage
-            for stage, depth, function in planned_calls(self.active.site.algorithm, training)
-            if (depth, function) == (call.depth, call.function)
-        }
-        rounds = self.experiment.rounds
-        in_plan = {
-            "start": call.round == 0,
-            "round": 1 <= call.round <= rounds,
-            "finish": call.round == rounds,
-        }
-        joins = call.function == "warm_up" and call.round == rounds + 1
-        if call.occurrence or not (joins or any(in_plan[stage] for stage in stages)):
-            raise UsageError(
-                f"{call.function} in round {call.round}, occurrence {call.occurrence}, is not in"
-                f" the plan of {display_name(self.experiment.algorithm)}."
-            )
 
     def describe(self) -> str:
         """One line about the run: its name, the settings that are not defaults, and what leaves."""
@@ -347,7 +302,7 @@ class SiteRun:
         policy.check_weights(sum(math.prod(shape) for shape, _ in shapes))
         if self.experiment.secure_aggregation:
             check_only_floating(algorithm, server_run.info)
-            self._secure = self._secure_site(head, server_run.info.names, policy)
+            self.secure = self._secure_site(head, server_run.info.names, policy)
         self._open_account(server_run, site.party.id, policy)
         self._active = ActiveRun(
             site,
@@ -372,7 +327,8 @@ class SiteRun:
         roster = tuple(sorted(names))
         certificates = roster_certificates(self.identity, self.name, roster, head.signed_keys)
         assert self.identity is not None
-        run = SecureRun(self.name, self.experiment, head.parties, roster)
+        noise = party_noise(self.algorithm)
+        run = SecureRun(self.name, self.experiment, head.parties, roster, noise)
         secure = SecureSite(run, CertifiedSites(self.identity, certificates), self.at)
         secure.check_limits(policy)
         pin_certificates(self.folder.path, certificates)
@@ -382,9 +338,7 @@ class SiteRun:
         """Open the privacy account, if the privacy loss of all runs stays within the budget."""
         if math.isfinite(policy.budget_epsilon):
             plan = server_run.privacy.planned_releases()[number]
-            in_run = Counter(
-                release for row in self.tables.privacy() if (release := row.to_release())
-            )
+            in_run = self.ledger.history(of=self.name)
             total = self.ledger.history(but=self.name) + (plan | in_run)
             own_constants = server_run.party_infos[number].own_constants
             bounded = self.ledger.is_bounded(but=self.name) and not own_constants
@@ -415,289 +369,11 @@ class SiteRun:
             return _no_keys
         return keys_of(self.identity, self.name, self.key, names, head.signed_keys)
 
-    def run_call(self, head: messages.RunCall, body: bytes, policy: SitePolicy) -> bytes:
-        """Run a party function, and return the packed reply.
-
-        The new state and all rows of the site's tables are on the disk before the reply leaves.
-        """
-        active, call = self.active, CallId(*head.call)
-        self._check_call(call)
-        if self.experiment.secure_aggregation and not is_silent(
-            active.site.algorithm, call.depth, call.function
-        ):
-            raise UsageError(
-                f"{self.party} answers {call.function} through secure aggregation only."
-            )
-        content = self._decode_message(call, body, policy)
-        inbox = self._open_inbox(head.inbox, call)
-        self.tables.charge_received(call.round, call.function, "down", payload(content))
-        for sender, sealed in sorted(head.inbox.items()):
-            name = active.name_of(sender)
-            self.tables.charge_received(call.round, call.function, "peer", sealed.size, src=name)
-        request = self._request_digest(head, body, inbox)
-        if (stored := self.replies.read(call, request)) is not None:
-            reply_bytes = payload(decode(reply_body(stored), records=active.validator.records))
-            self._charge_sent(call.round, call.function, [("up", reply_bytes, SERVER)], policy)
-            return stored
-        self._charge(call, request, policy)
-        with self._undone_if_it_fails():
-            return self._compute_reply(head, content, inbox, request, policy)
-
-    def secure_call(self, head: messages.SecureCall, body: bytes, policy: SitePolicy) -> bytes:
-        """Run a party function whose reply enters secure aggregation, and return the packed result
-        with this site's keys, which are the first step.
-
-        The new state and all rows of the site's tables are on the disk before anything leaves.
-        """
-        active, call = self.active, CallId(*head.call)
-        self._check_call(call)
-        secure = self._secure
-        if secure is None or not averaged_type(active.site.algorithm, call.depth, call.function):
-            raise UsageError(f"The replies of {self.party} to {call.function} are not averaged.")
-        secure.check_call(head, body, policy)
-        content = self._decode_message(call, body, policy)
-        self.tables.charge_received(call.round, call.function, "down", payload(content))
-        request_head = messages.RunCall(head.run, head.call, head.after, head.first, {})
-        request = self._request_digest(request_head, body, {})
-        self._charge(call, request, policy)
-        with self._undone_if_it_fails():
-            result = self._run_function(request_head, content, {}, request)
-            reply = flat_reply(result.reply)
-            self.sent.check(self.name, payload(result.reply), policy)
-            unfit = not_finite(result.reply)
-            keys = None
-            if not unfit and not result.ruined:
-                keys = secure.begin(head, body, reply, policy)
-                sent = [("up", payload(keys), SERVER)]
-                self._charge_sent(call.round, call.function, sent, policy)
-            self._record_result(call, request, result)
-        return pack(
-            messages.Prepared(
-                result.steps,
-                result.keeps,
-                result.ruined,
-                unfit,
-                " ".join(filter(None, (result.warning, self._clipping_warning(reply)))),
-                {name: list(value.shape) for name, value in reply.items()},
-            ),
-            encode(keys) if keys else b"",
-        )
-
-    def _clipping_warning(self, reply: Params) -> str:
-        largest = self.experiment.secure_aggregation_range
-        if all(value.abs().max() <= largest for value in reply.values() if value.numel()):
-            return ""
-        return (
-            f"Values of {self.party} beyond {largest:g} were clipped for secure aggregation: use a"
-            " larger --secure-aggregation-range."
-        )
-
-    def secure_step(self, head: messages.SecureStep, body: bytes, policy: SitePolicy) -> bytes:
-        """A later step of secure aggregation. Returns this site's packed message."""
-        call = CallId(*head.call)
-        if self._secure is None:
-            raise UsageError(f"{self.party} takes no part in secure aggregation of this run.")
-        message, reply = self._secure.step(call, head.step, body)
-        self.tables.charge_received(call.round, call.function, "down", payload(message))
-        overhead = overhead_of(reply)
-        sent = [("up", payload(reply) - overhead, SERVER), ("up", overhead, SERVER)]
-        self._charge_sent(call.round, call.function, sent, policy)
-        return pack(messages.Done(), encode(reply))
-
-    def _check_call(self, call: CallId) -> None:
-        """Refuse a call that the method, the run or its privacy plan does not have."""
-        self.active.validator.check_call(call)
-        self.check_round(call.round)
-        self._check_planned(call)
-
-    def _decode_message(self, call: CallId, body: bytes, policy: SitePolicy) -> Any:
-        """The validated message of a call."""
-        validator = self.active.validator
-        content = decode(body, most_bytes=policy.message, records=validator.records)
-        validator.check_message(call, content)
-        return content
-
-    @contextmanager
-    def _undone_if_it_fails(self) -> Iterator[None]:
-        """After an error, drop the state in memory. It may be newer than the one on the disk, which
-        the next request continues from.
-        """
-        active = self.active
-        try:
-            yield
-        except BaseException:
-            self._active = replace(active, site=self._fresh_site())
-            raise
-
-    def _request_digest(
-        self, head: messages.RunCall, body: bytes, inbox: Mapping[int, Sealed]
-    ) -> bytes:
-        """A digest of everything that a reply depends on: the call, the state that it continues
-        from, the message and the sealed messages of other parties.
-        """
-        digest = blake2b(digest_size=DIGEST_BYTES)
-        state = self.states.digest(to_call_id(head.after))
-        sealed = [
-            repr(sender).encode() + tree_digest(unseal(message))
-            for sender, message in sorted(inbox.items())
-        ]
-        for part in (repr((head.call, head.first)).encode(), state, body, *sealed):
-            digest.update(len(part).to_bytes(8, "little") + part)
-        return digest.digest()
-
-    def _charge(self, call: CallId, request: bytes, policy: SitePolicy) -> None:
-        """Charge what the reply to a request will release, before anything is computed."""
-        if self.ledger.has(self.name, request.hex()):
-            return  # the site was stopped before it could reply
-        self.account.charge_call(call, [self.active.site.party.id])
-        charges = self.account.take()
-        self.ledger.charge(self.name, request.hex(), charges, policy.budget_epsilon)
-        self.tables.add_privacy(charges)
-
-    def _compute_reply(
-        self,
-        head: messages.RunCall,
-        content: Any,
-        inbox: dict[int, Sealed],
-        request: bytes,
-        policy: SitePolicy,
-    ) -> bytes:
-        """Run the party function of a request; the reply and the new state are stored."""
-        active, call = self.active, CallId(*head.call)
-        result = self._run_function(head, content, inbox, request)
-        # A message that is sealed for several recipients may occur in the reply several times.
-        sealed_messages = {id(sealed): sealed for sealed in sealed_in(result.reply)}.values()
-        to_peers = [
-            ("peer", sealed.size, active.name_of(recipient))
-            for sealed in sealed_messages
-            for recipient in sealed.to
-        ]
-        answer = Answered(
-            result.steps, result.keeps, result.ruined, result.warning, tuple(result.unusable)
-        )
-        packed = pack(answer, encode(active.lock.close(result.reply), sealed_messages=True))
-        policy.check_leaving(packed)
-        sent = [("up", payload(result.reply), SERVER), *to_peers]
-        self._charge_sent(call.round, call.function, sent, policy)
-        self._record_result(call, request, result)
-        # Sealed messages are encrypted for keys of this job only. They are computed again from the
-        # same request, with the same noise.
-        if not sealed_messages:
-            self.replies.write(call, request, packed)
-        return packed
-
-    def _run_function(
-        self, head: messages.RunCall, content: Any, inbox: dict[int, Sealed], request: bytes
-    ) -> PartyResult:
-        """Run the party function of a request, and validate its reply."""
-        call, after = CallId(*head.call), to_call_id(head.after)
-        site = self.restore_site(after)
-        result = site.run(call, Message(content, after, head.first), inbox, request)
-        self.active.validator.check_reply(call, result.reply)
-        return result
-
-    def _record_result(self, call: CallId, request: bytes, result: PartyResult) -> None:
-        """Write what a reply releases without noise, the new state and the gradient steps."""
-        site = self.active.site
-        self.account.note_reply(call, site.party.id, result.reply)
-        unprotected = self.account.take()
-        self.ledger.note(self.name, request.hex(), unprotected)
-        self.tables.add_privacy(unprotected)
-        if result.keeps:
-            self.states.write(site.party.id, call, site.versions.blob())
-        self.tables.add_steps(call, result.steps)
-
     def commit(self, version: CallId | None) -> None:
         """Delete what the server will not ask for again after a checkpoint."""
         self.states.forget_before(version)
         if version is not None:
             self.replies.forget_before(version.round)
-
-    def _open_inbox(self, inbox: dict[int, Sealed], call: CallId) -> dict[int, Sealed]:
-        """Decrypt and validate the sealed messages of other parties."""
-        if not inbox:
-            return {}
-        active = self.active
-        number = active.site.party.id
-        sealed_messages = active.lock.open({number: inbox}, call)[number]
-        for sender, sealed in sealed_messages.items():
-            try:
-                active.validator.check_sealed_message(unseal(sealed))
-            except ComityError as why:
-                raise UsageError(
-                    f"A sealed message of {active.name_of(sender)} is refused: {why}"
-                ) from why
-        return sealed_messages
-
-    def evaluate(self, head: messages.Evaluate, body: bytes, policy: SitePolicy) -> Evaluation:
-        """Evaluate the deployed model, and return what may leave of the result.
-
-        The site's own tables get the whole result.
-        """
-        active, after = self.active, to_call_id(head.after)
-        self.check_round(head.round)
-        if head.stage not in STAGES:
-            raise UsageError(
-                f"There is no stage {quote(head.stage)} at which models are evaluated."
-            )
-        self.sent.check_evaluations(self.name, policy)
-        content = decode(body, most_bytes=policy.message, records=active.validator.records)
-        active.validator.check_evaluation_message(content)
-        self.tables.charge_received(head.round, "evaluate", "eval", payload(content))
-        evaluation = self.restore_site(after).evaluate(Message(content, after), head.final)
-        self.tables.add_metrics(self._metrics(evaluation, head.round, head.stage, head.final))
-        if head.final or head.stage == JOINED:
-            write_view(self.folder.path, content, after)
-        if head.final and evaluation.answers is not None:
-            self.folder.write_outcomes({self.party: evaluation.answers})
-            evaluation = replace(evaluation, gained=self._gain_over_solo())
-        return self._allowed(evaluation, policy, head.round, "evaluate")
-
-    def _gain_over_solo(self) -> Gained | None:
-        """The gain over the site's newest SOLO run with the same settings on the same data.
-
-        None if there is no such run, or if this run is itself one.
-        """
-        solo_runs = [
-            run for run in runs_of(self.at) if run.is_finished and self._is_solo_baseline(run)
-        ]
-        if not solo_runs or self.experiment.algorithm == ALONE:
-            return None
-        newest = max(solo_runs, key=lambda run: run.summary.stat().st_mtime)
-        by_party = gains(self.folder.path, newest.path, self.active.server_run.metric.name)
-        if not by_party:
-            return None
-        return Gained(*(getattr(by_party[0], f.name) for f in fields(Gained)))
-
-    def _is_solo_baseline(self, run: RunFolder) -> bool:
-        method_settings = {
-            "algorithm",
-            "set",
-            "secure_aggregation",
-            "secure_aggregation_range",
-        }
-        experiment = run.read_experiment()
-        same_settings = experiment.model_dump(
-            exclude=method_settings
-        ) == self.experiment.model_dump(exclude=method_settings)
-        return (
-            experiment.algorithm == ALONE
-            and same_settings
-            and run.read_environment()["fingerprint"] == self.introduced.digest
-        )
-
-    def evaluate_alone(self, head: messages.EvaluateAlone, policy: SitePolicy) -> Evaluation:
-        """Evaluate the model that the site would have from its own data alone."""
-        self.check_round(head.round)
-        if math.isfinite(policy.budget_epsilon):
-            raise UsageError(
-                f"{self.party} reports no model of its own data alone: it would be trained without"
-                " noise (budget: epsilon)."
-            )
-        self.sent.check_evaluations(self.name, policy)
-        evaluation = self.active.site.evaluate_solo(head.round)
-        self.tables.add_metrics(self._metrics(evaluation, head.round, "alone"))
-        return self._allowed(evaluation, policy, head.round, "alone")
 
     def finish(self, rounds: int, model: bool, log: Callable[[str], None]) -> None:
         """Write the summary, the page and, if `model` is set, the model of a finished run."""
@@ -706,44 +382,7 @@ class SiteRun:
 
         finish(self, rounds, model, log)
 
-    def _allowed(
-        self, evaluation: Evaluation, policy: SitePolicy, round: int, call: str
-    ) -> Evaluation:
-        """What of an evaluation may leave: scores on enough patients or samples, and per-sample
-        outcomes if the site policy allows them.
-        """
-
-        def is_enough(score: Score, split: Split) -> bool:
-            return min(score.count, self._data.group_size(split)) >= policy.records
-
-        def if_enough(score: Score, split: Split) -> Score:
-            if not is_enough(score, split):
-                return NOTHING
-            figures = {name: policy.round_figure(value) for name, value in score.figures.items()}
-            return replace(score, loss=policy.round_figure(score.loss), figures=figures)
-
-        # Scores could be computed from per-sample outcomes, so that these have the same limit.
-        enough_tests = is_enough(evaluation.test, "test")
-        allowed = Evaluation(
-            if_enough(evaluation.validation, "validation"),
-            if_enough(evaluation.test, "test"),
-            evaluation.answers if policy.outcomes and enough_tests else None,
-            evaluation.gained if enough_tests else None,
-        )
-        self._charge_sent(round, call, [(EVALUATION, payload(allowed), SERVER)], policy)
-        return allowed
-
-    def _metrics(
-        self, evaluation: Evaluation, round: int, stage: str, final: bool = False
-    ) -> Iterator[Note]:
-        """The rows of the site's own metrics.csv."""
-        classes, metric = self.federation.classes, self.active.server_run.metric.name
-        for split, name, figure in figures(evaluation, classes, metric):
-            yield Note(round, self.party, f"{split}-{stage}" if stage else split, name, figure)
-        for name, figure in further_figures(evaluation, metric) if final else ():
-            yield Note(round, self.party, "test", name, figure)
-
-    def _charge_sent(
+    def charge_sent(
         self, round: int, call: str, messages: Sequence[tuple[str, int, str]], policy: SitePolicy
     ) -> None:
         """Charge messages before they leave, if the site policy allows so many bytes.
@@ -778,113 +417,13 @@ class SiteRun:
             self._active = replace(active, site=fresh)
         return self.active.site
 
+    def forget_state(self) -> None:
+        """Drop the state in memory, so that the next call continues from the one on the disk."""
+        self._active = replace(self.active, site=self._fresh_site())
+
     def _fresh_site(self) -> Site:
         site = self.active.site
         return Site(site.algorithm, site.party, site.root)
-
-
-def data_digest(at: Path, federation: Federation) -> str:
-    """A digest of a site's data under its secret. It only shows whether the data have changed."""
-    return hmac.new(secret_of(at), federation.fingerprint().encode(), "sha256").hexdigest()
-
-
-def build_site(
-    run: RunFolder,
-    at: Path,
-    party: str,
-    experiment: Experiment,
-    federation: Federation,
-    infos: Mapping[str, PartyInfo],
-) -> tuple[Site, ServerRun]:
-    """A site's party at the beginning of a run, and the run.
-
-    Arguments:
-        run: the site's folder of the run
-        at: the site's folder
-        party: the site's name
-        experiment: the settings
-        federation: the site's data
-        infos: the descriptions of all parties
-    """
-    party_infos = PartyInfos(
-        infos,
-        federation.shape,
-        federation.classes,
-        federation.preprocess.black,
-        class_names=federation.class_names,
-    )
-    common = RunContext(experiment, party_infos)
-    algorithm, info = resolve_method(common)
-    names = common.roster.names
-    if party not in names:
-        raise UsageError(f"{party} is left out of this run.")
-    built_party = make_party(common, names.index(party), federation.parties[party])
-    root = Key.root(experiment.seed, run_secret(at, run.path.name), binds=True)
-    return Site(algorithm, built_party, root), ServerRun(experiment, common, algorithm, info)
-
-
-def restrict_to_party(party: Party, run: ServerRun) -> ServerRun:
-    """The run as if it had only this party."""
-    info = replace(
-        run.info,
-        names=(party.name,),
-        sizes=(len(party.data.train),),
-        tasks=(party.task,),
-        newcomers=(),
-        peers=(),
-        patients=(party.data.patient_count,),
-    )
-    return replace(run, info=info)
-
-
-def _party_info(federation: Federation, policy: SitePolicy, metric: Metric) -> PartyInfo:
-    """The site's description of its data.
-
-    A part of the data is used to judge models only if it has so many samples, or patients, that the
-    scores may leave.
-    """
-    data = federation.parties[policy.name]
-    info = PartyInfo.of(
-        data,
-        federation.classes,
-        metric,
-        counts=policy.class_counts,
-        own_constants=federation.own_constants,
-    )
-    splits: tuple[Split, ...] = ("validation", "test")
-    enough = {split for split in splits if data.group_size(split) >= policy.records}
-    return replace(info, judged=[split for split in info.judged if split in enough])
-
-
-def _begin_folder(
-    run: RunFolder, experiment: Experiment, federation: Federation, data: str, party: str
-) -> None:
-    """Write the first files of the site's folder of a run, or check that they are the same.
-
-    `data` is the digest of the site's data.
-    """
-    settings, split = config.write(experiment), federation.split.to_json()
-    if not run.has_run:
-        for folder in (run.path.parent.parent, run.path.parent, run.path):
-            make_private_folder(folder)
-        run.begin(settings, environment(settings, data, split=split), split=split)
-        return
-    before = run.read_environment()
-    if before["config"] != digest(settings):
-        raise UsageError(f"Run {run.path.name} was begun with other settings at {party}.")
-    if before["fingerprint"] != data:
-        raise UsageError(f"The data of {party} have changed since run {run.path.name} was begun.")
-
-
-def _check_order(order: Mapping[str, Any], run: str, experiment: Experiment, classes: int) -> None:
-    """Refuse a run other than the one in the job that the submitter signed.
-
-    A job without settings continues a run that was begun with the settings of an earlier job.
-    """
-    settings = order.get("settings")
-    signed = judged_by(site_settings(config.experiment(settings)), classes) if settings else None
-    if order.get("run") != run or (signed is not None and signed != experiment):
-        raise UsageError("The server asks for another run than the submitter has signed.")
 
 
 def _no_keys(one: int, other: int) -> bytes:

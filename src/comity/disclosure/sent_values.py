@@ -329,6 +329,10 @@ def _describe_kind(rows: Sequence[PrivacyCharge]) -> str:
     kind = {
         "gaussian": "noise from a bell curve (Gaussian)",
         "laplace": "noise from a Laplace distribution",
+        "discrete gaussian": (
+            "whole numbers from a bell curve (discrete Gaussian), of which each site adds a share,"
+            " together at least"
+        ),
     }[first.mechanism]
     ratios = sorted({row.noise / row.sensitivity if row.sensitivity else math.inf for row in rows})
     low, high = f"{ratios[0]:.3g}", f"{ratios[-1]:.3g}"

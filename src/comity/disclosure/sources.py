@@ -21,7 +21,7 @@ from comity.deploy.secure_server import Limits
 from comity.deploy.secure_terms import strictest_threshold
 from comity.deploy.sent_ledger import SentLedger
 from comity.deploy.server import read_parties, secure_limits, server_run_of
-from comity.deploy.site_run import build_site
+from comity.deploy.site_setup import build_site
 from comity.deploy.site_store import ROSTER, read_roster, runs_of
 from comity.errors import ComityError, UsageError, unknown
 from comity.metrics.metrics import count_by_class

@@ -1,7 +1,9 @@
 """Composition: ε at a chosen δ of all releases of a party.
 
 It is computed by privacy loss distributions if dp-accounting is installed (`pip install
-comity[privacy]`), else by the Rényi accounting of this package, which is a looser bound.
+comity[privacy]`), else by the Rényi accounting of this package, which is a looser bound. Discrete
+Gaussian noise is always accounted for by Rényi divergences, for which the bound of the continuous
+Gaussian is proven (Canonne, Kamath and Steinke 2020, Theorem 14).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 from comity.core.release import UNITS, Release, Unit
 from comity.privacy.accounting import ORDERS, sampled_gaussian_rdp
 
+DISCRETE = "discrete gaussian"
 History = Mapping[Release, int]
 """Releases, and how often each occurred."""
 GRID = 1e-3
@@ -91,7 +94,9 @@ def _epsilon(history: frozenset[tuple[Release, int]], delta: float) -> float:
         return math.inf
     if not releases:
         return 0.0
-    return _by_distributions(releases, delta) if accountant() == "pld" else _renyi(releases, delta)
+    if accountant() == "renyi" or any(r.mechanism == DISCRETE for r in releases):
+        return _renyi(releases, delta)
+    return _by_distributions(releases, delta)
 
 
 def _by_distributions(history: History, delta: float) -> float:
@@ -156,7 +161,7 @@ def _single_step(release: Release) -> Release:
 
 @lru_cache(maxsize=4096)
 def _divergences(release: Release) -> tuple[float, ...]:
-    if release.mechanism == "gaussian":
+    if release.mechanism in ("gaussian", DISCRETE):
         return tuple(
             sampled_gaussian_rdp(release.rate, release.multiplier, order) for order in ORDERS
         )

@@ -148,18 +148,20 @@ def prepare(
     federation: Federation,
     model: models.CustomModel | None = None,
     absent: str | None = None,
+    *,
+    only_planned: bool = False,
 ) -> SimulatedRun:
     """Build a simulated run, and check that everything fits together before anything starts.
 
     `model` replaces the network that the settings name. `absent` is the table of planned absences
-    as an existing run saved it.
+    as an existing run saved it. A run that is `only_planned` may have settings for sites.
     """
     if experiment.engine == "flare":
         raise UsageError(
             "Parties at sites of their own are reached with --federation, and their runs reopened"
             " there."
         )
-    if experiment.secure_aggregation:
+    if experiment.secure_aggregation and not only_planned:
         raise UsageError(
             "secure_aggregation hides replies from the server of a run between sites, and a"
             " simulation has all data in one place: add --federation, or leave it out."

@@ -85,6 +85,7 @@ def _info(context: RunContext) -> Info:
         whole=len(roster.invited),
         shared_columns=context.party_infos.shared_columns,
         patients=tuple(context.party_infos.parties[name].patients for name in roster.names),
+        secure_sums=context.experiment.secure_aggregation,
     )
 
 

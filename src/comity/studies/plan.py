@@ -155,6 +155,7 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
         "workers": 1 if stacked else None,
         "gpus": None,
         "partial_sums": False,
+        "secure_aggregation": False,
     }
     local = job.experiment.but(**where)
     trial = _round_with(replace(job, experiment=local, absences=PlannedAbsences()), sorted(largest))

@@ -39,6 +39,8 @@ from comity.privacy.secagg.noise import (
     site_sigma,
 )
 
+MORE_THAN_ROUNDING = 128
+"""How many times as large as the error of rounding a clipped reply is, with noise."""
 LARGEST = 2**31 - 1
 """The largest absolute value of a sum that can be read from an integer modulo 2^32."""
 ROUNDING = 1 - 2.0**-40
@@ -108,6 +110,37 @@ class Encoding:
     def largest_scale(clip: float, sites: int) -> float:
         """The largest scale without noise for which the sum of so many sites cannot overflow."""
         return (LARGEST // sites) / clip
+
+    @staticmethod
+    def scale_with_noise(
+        clip: float, noise: float, size: int, sites: int, threshold: int, colluders: int
+    ) -> float:
+        """A scale with noise for which the sum cannot overflow and the noise can be drawn.
+
+        Rounding adds √d/2 steps to the sensitivity, and the noise grows with it. At this scale that
+        is less than a hundredth, unless that would overflow.
+
+        Arguments:
+            clip: the largest Euclidean norm of a reply
+            noise: standard deviation of the noise on the sum, in units of the sensitivity
+            size: d, the number of coordinates
+            sites: the number of sites on the roster
+            threshold: the least number of sites in a sum
+            colluders: how many of them may leave out their noise
+        """
+        site_noise = site_sigma(noise, threshold, colluders)
+        rounding = math.sqrt(size) / 2
+        enough = max(MORE_THAN_ROUNDING * rounding, 2 * LEAST_SIGMA / site_noise)
+        drawable = MOST_SIGMA / site_noise - rounding
+        tail = TAIL * math.sqrt(sites) * site_noise
+        without_overflow = (LARGEST - sites - tail * rounding) / (sites + tail)
+        steps = min(enough, ROUNDING * drawable, ROUNDING * without_overflow)
+        if steps < rounding:  # most of the noise would hide the error of rounding
+            raise UsageError(
+                f"Noise of {noise:g} times the clipping norm on the sum of {size:,} numbers cannot"
+                " be encoded for secure aggregation: use less noise or a smaller model."
+            )
+        return steps / clip
 
     @property
     def length(self) -> int:

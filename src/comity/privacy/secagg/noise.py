@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal, localcontext
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ def site_sigma(sigma: float, threshold: int, colluders: int) -> float:
     return sigma / math.sqrt(threshold - colluders)
 
 
+@lru_cache(maxsize=4)
 def tail_table(sigma: float) -> Table:
     """The tail probabilities of |k|."""
     with localcontext() as context:
