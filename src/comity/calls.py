@@ -53,6 +53,7 @@ class Settings(TypedDict, total=False):
     partition: str | None
     parties: int | None
     model: str | CustomModel
+    weights: str | Path | None
     rounds: int
     epochs: int
     steps: int | None
@@ -68,7 +69,7 @@ class Settings(TypedDict, total=False):
     metric: str | Function
     augment: str
     bn: Literal["all", "params_only", "none"]
-    init: Literal["common", "own"]
+    init: Literal["common", "random", "own"]
     cut: str | None
     opt_state: Literal["reset", "keep"]
     last_batch: Literal["keep", "drop"]
@@ -109,6 +110,7 @@ def run(
     partition: str | None = None,
     parties: int | None = None,
     model: str | CustomModel = "mlp2",
+    weights: str | Path | None = None,
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -124,7 +126,7 @@ def run(
     metric: str | Function = "accuracy",
     augment: str = "none",
     bn: Literal["all", "params_only", "none"] = "all",
-    init: Literal["common", "own"] = "common",
+    init: Literal["common", "random", "own"] = "common",
     cut: str | None = None,
     opt_state: Literal["reset", "keep"] = "reset",
     last_batch: Literal["keep", "drop"] = "keep",
@@ -171,6 +173,8 @@ def run(
             federation fixes this setting
         model: network name, or a ./file.py, or your own network: a pair (encoder, head) of modules,
             or a function that makes it
+        weights: file of initial weights, matched by name: safetensors, a state dict, or an exported
+            model
         rounds: number of communication rounds
         epochs: local epochs per round
         steps: local steps per round, instead of epochs
@@ -193,7 +197,8 @@ def run(
         augment: random augmentation of training images, as in flip|crop(pad=4)|rotate(degrees=10)
         bn: which BatchNorm values are shared: all, its weights but no running statistics (better
             where inputs differ, worse where labels do), or none
-        init: initial weights: the same for all parties, or different for each party
+        init: initial weights: the model's own, or drawn if it has none, the same for all parties
+            (common); drawn anew, the same for all (random); drawn for each party (own)
         cut: stage whose output is the representation; default: chosen by the model
         opt_state: optimizer state of the parties between rounds
         last_batch: last batch of an epoch, if it is smaller than the others

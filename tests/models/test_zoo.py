@@ -202,11 +202,13 @@ def test_batchnorm_is_found_by_type_not_by_name():
     assert network.norms == {f"encoder.1.{name}" for name in parts}
 
 
-def test_a_pair_of_modules_is_left_alone_and_initialised_from_the_key():
+def test_a_pair_of_modules_is_left_alone_and_keeps_its_weights_unless_told_to_draw():
     pair = (nn.Linear(4, 3), nn.Linear(3, 2))
     before = pair[0].weight.clone()
     state = torch.random.get_rng_state()
-    a, b = (models.build(pair, (4,), 2).init(Key(k)) for k in (1, 2))
+    kept = models.build(pair, (4,), 2).init(Key(1))
+    a, b = (models.build(pair, (4,), 2, redraw=True).init(Key(k)) for k in (1, 2))
+    assert torch.equal(kept["encoder.weight"], before)
     assert torch.equal(pair[0].weight, before)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not torch.equal(a["encoder.weight"], b["encoder.weight"])

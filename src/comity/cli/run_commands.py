@@ -76,6 +76,9 @@ def run(
     job = prepare(base, federation_of(base))
     for text in job.warnings():
         print_warning(text)
+    for initial in job.context.initial_weights:
+        if not initial.unused:  # otherwise it is among the warnings
+            screen.out.print(initial.text, soft_wrap=True)
     name = display_name(base.algorithm)
     folder = out or free_folder(f"{name}-{Path(base.data).stem}-s{base.seed}")
     run_trackers = trackers(track, folder.parent)

@@ -20,6 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Data": ("data", "partition", "parties", "without", "test", "validation", "augment"),
     "Model and training": (
         "model",
+        "weights",
         "init",
         "cut",
         "bn",

@@ -38,8 +38,8 @@ class AveragesWeights(Algorithm[S, C, M]):
         info.same_architecture("averaging")
         if self.private_names(info.task) >= info.task.shapes.keys():
             raise UsageError(
-                f"Nothing of {info.task.network.name} would be shared: all its weights stay at the"
-                " party."
+                f"Nothing of {info.task.network.name} would be shared: all weights that are trained"
+                " stay at the party."
             )
 
     def private_names(self, task: LearningTask) -> frozenset[str]:

@@ -205,6 +205,10 @@ class SitePolicy:
                     f"{self.name} runs no files that a run names, as {quote(text, 100)}: install a"
                     " package there."
                 )
+        if experiment.weights:
+            raise UsageError(
+                f"{self.name} reads no files that a run names, as {quote(experiment.weights, 100)}."
+            )
         for text in (experiment.model, *party_models):
             if base_file(text):
                 raise UsageError(

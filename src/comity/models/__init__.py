@@ -5,14 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from comity.base.key import Key
 from comity.errors import UsageError, unknown
 from comity.models.layer_stream import LayerStream
 from comity.models.modules import Modules
+from comity.models.pretrained import InitialWeights, Pretrained
 from comity.models.stack import Stack
+from comity.models.weight_files import load_weights
 from comity.models.zoo import ZOO
 from comity.plugins import call_from_file, is_code
 from comity.spec import call, format_value, parse
@@ -27,31 +31,51 @@ MODULES = "modules"
 """The value of the setting `model` for a network passed from Python."""
 
 
-def build(model: str | CustomModel, shape: tuple[int, ...], classes: int) -> Network:
+def build(
+    model: str | CustomModel,
+    shape: tuple[int, ...],
+    classes: int,
+    weights: str | None = None,
+    redraw: bool = False,
+) -> Network:
     """Build the network `model` for samples of the given shape.
+
+    Weights that modules are given with are kept: those of a pair of modules, and those that a
+    user's function gives to every network that it builds. Others are drawn from the run's seed.
 
     Args:
         model: A name with options, such as `cnn4(width=64)`; a path to a Python file with a
             function `build`; an (encoder, head) pair of modules; or a function that returns one.
         shape: The shape of one sample.
         classes: The number of classes; 1 where the label is a number.
+        weights: A file of initial weights, which are matched by name.
+        redraw: Whether to draw weights that modules are given with. Frozen ones stay.
 
     Raises:
-        UsageError: The name is unknown, an option is out of range, or the network does not fit.
+        UsageError: The name is unknown, an option is out of range, the network does not fit, or
+            the file has no weights for it.
     """
+    network = _build(model, shape, classes, redraw)
+    return load_weights(network, weights) if weights else network
+
+
+def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redraw: bool) -> Network:
+    """Build a network, with the weights that its modules were given with."""
     if callable(model) and not isinstance(model, nn.Module):
-        return _call_builder("The function that was given as the model", model, shape, classes)
+        what, returned = "The function that was given as the model", "What it returns as the model"
+        return _call_builder(
+            returned, partial(_try_builder, what, model, shape, classes), shape, classes, redraw
+        )
     if not isinstance(model, str):
-        return _network_of_modules("The model", model, shape, classes)
+        modules = _network_of_modules("The model", model, shape, classes)
+        return _with_given(modules, frozenset(modules.values()), redraw)
     if model == MODULES:
         raise UsageError(
             "The model was given from Python as modules: give the same again, with model=..."
         )
     if is_code(model):
-        # Initial values that layers draw while they are built are the same for all methods.
-        with LayerStream(Key.root(0).fold("build")):
-            network = call_from_file(model, "build", shape, classes)
-        return _check_network(f"What build of {model} returns", network, shape, classes)
+        builder = partial(call_from_file, model, "build", shape, classes)
+        return _call_builder(f"What build of {model} returns", builder, shape, classes, redraw)
     spec = parse(model)
     if spec.name not in ZOO:
         raise unknown("model", spec.name, ZOO)
@@ -69,26 +93,85 @@ def _is_positive(value: object) -> bool:
     return 0 < value < float("inf")
 
 
-def _call_builder(
+def _try_builder(
     what: str, builder: Callable[..., object], shape: tuple[int, ...], classes: int
-) -> Network:
-    """Call a user's function that returns a network, and check the result."""
+) -> object:
+    """Call a user's function that returns a network."""
     try:
-        # Initial values that layers draw while they are built are the same for all methods.
-        with LayerStream(Key.root(0).fold("build")):
-            network = builder(shape, classes)
+        return builder(shape, classes)
     except Exception as why:
         raise UsageError(f"{what} failed: {type(why).__name__}: {why}") from why
-    return _check_network("What it returns as the model", network, shape, classes)
 
 
-def _check_network(what: str, network: object, shape: tuple[int, ...], classes: int) -> Network:
+def _call_builder(
+    what: str,
+    builder: Callable[[], object],
+    shape: tuple[int, ...],
+    classes: int,
+    redraw: bool,
+) -> Network:
+    """Return the network of a user's function, after checking it.
+
+    The function is called twice, with different random numbers. Values that are the same both times
+    were not drawn: these are weights that the user gives, and they are kept.
+    """
+
+    def build(purpose: str) -> Network:
+        # Initial values that layers draw while they are built are the same for all methods.
+        with LayerStream(Key.root(0).fold(purpose)):
+            return _check_network(what, builder(), shape, classes)
+
+    network = build("build")
+    if not isinstance(network, Modules):
+        return network
+    values = network.values()
+    other = build("build again")
+    assert isinstance(other, Modules)
+    equal = {name for name, value in other.values().items() if _is_equal(values.get(name), value)}
+    return _with_given(network, frozenset(equal), redraw)
+
+
+def _is_equal(value: Tensor | None, other: Tensor) -> bool:
+    return value is not None and torch.equal(value, other)
+
+
+def _check_network(
+    what: str, network: object, shape: tuple[int, ...], classes: int
+) -> Stack | Modules:
     """Return a user's network, if its output has one score per class."""
     if not isinstance(network, Stack):
         return _network_of_modules(what, network, shape, classes)
     if (output := network.shape_after(network.stages[-1])) != (classes,):
         raise UsageError(_wrong_width(what, output, classes))
     return network
+
+
+def _with_given(network: Modules, given: frozenset[str], redraw: bool) -> Network:
+    """Return a network of modules that starts from the `given` values among those that it has, or
+    with `redraw` only from those that cannot be drawn. Frozen values stay in any case.
+    """
+    values = network.values()
+    frozen = {name: values[name] for name in values if name in network.frozen_names}
+    if len(frozen) == len(values):
+        raise UsageError("The model has frozen weights only: there is nothing to train.")
+    if not frozen and all(_is_constant(values[name]) for name in given):
+        return network  # zeros and ones of a new network
+    free = [name for name in values if name not in frozen]
+    redrawn = network.redrawn_names() if redraw else frozenset()
+    kept = {name: values[name] for name in free if name in given - redrawn}
+    start = InitialWeights(
+        source="the model",
+        kept=tuple(kept),
+        drawn=tuple(name for name in free if name not in kept),
+        frozen=tuple(frozen),
+        redrawn=bool(given & redrawn),
+    )
+    return Pretrained(network, kept, frozen, start)
+
+
+def _is_constant(value: Tensor) -> bool:
+    """Return whether all values of a tensor are the same, as in new layers of normalisation."""
+    return not value.numel() or bool((value == value.flatten()[0]).all())
 
 
 def _wrong_width(what: str, output: tuple[int, ...], classes: int) -> str:
@@ -114,7 +197,7 @@ def _network_of_modules(what: str, pair: object, shape: tuple[int, ...], classes
         )
         raise UsageError(f"{what} must be a pair (encoder, head) of nn.Modules{hint}.")
     encoder, head = deepcopy(pair)  # the user's modules are not changed
-    _check_plain(what, encoder, head)
+    _check_untied(what, encoder, head)
     network = Modules(encoder, head, shape)
     try:
         output = network.shape_after("head")
@@ -125,19 +208,14 @@ def _network_of_modules(what: str, pair: object, shape: tuple[int, ...], classes
     return network
 
 
-def _check_plain(what: str, encoder: nn.Module, head: nn.Module) -> None:
-    """Refuse frozen and shared weights, which would be trained in another way than in PyTorch."""
+def _check_untied(what: str, encoder: nn.Module, head: nn.Module) -> None:
+    """Refuse shared weights, which would be trained in another way than in PyTorch."""
     weights = [
-        (name, weight)
+        weight
         for part in (encoder, head)
-        for name, weight in part.named_parameters(remove_duplicate=False)
+        for _, weight in part.named_parameters(remove_duplicate=False)
     ]
-    if frozen := next((name for name, weight in weights if not weight.requires_grad), None):
-        raise UsageError(
-            f"{what} has frozen weights ({frozen}, requires_grad=False): make them buffers with"
-            " register_buffer."
-        )
-    if len({id(weight) for _, weight in weights}) < len(weights):
+    if len({id(weight) for weight in weights}) < len(weights):
         raise UsageError(
             f"{what} uses one weight in two places, which would be trained as two weights: give"
             " each place its own."

@@ -4,6 +4,8 @@ computes the scores.
 
 from __future__ import annotations
 
+import math
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -37,7 +39,7 @@ class Modules:
 
     @property
     def digest(self) -> str:
-        """A digest of the printed layers. A resumed run must get modules of the same digest."""
+        """A digest of the printed layers."""
         return blake2b(repr(self._parts).encode(), digest_size=8).hexdigest()
 
     @property
@@ -59,6 +61,46 @@ class Modules:
         return by_part[0], by_part[1]
 
     @cached_property
+    def frozen_names(self) -> frozenset[str]:
+        """The names of the frozen tensors: parameters that require no gradient, and the buffers of
+        modules whose parameters all are frozen.
+        """
+        frozen = set()
+        for names, module, layers in zip(
+            self._names, self._parts, self._frozen_layers, strict=True
+        ):
+            inside = {id(buffer) for layer in layers for buffer in layer.buffers()}
+            tensors = {
+                **dict(module.named_buffers(remove_duplicate=False)),
+                **dict(module.named_parameters(remove_duplicate=False)),
+            }
+            frozen |= {
+                name
+                for name, module_name in names.items()
+                if id(tensors[module_name]) in inside
+                or (
+                    isinstance(tensors[module_name], nn.Parameter)
+                    and not tensors[module_name].requires_grad
+                )
+            }
+        return frozenset(frozen)
+
+    @cached_property
+    def _frozen_layers(self) -> tuple[list[nn.Module], list[nn.Module]]:
+        """For each part, the modules whose parameters all are frozen."""
+        by_part = [[layer for layer in part.modules() if _is_frozen(layer)] for part in self._parts]
+        return by_part[0], by_part[1]
+
+    def values(self) -> Params:
+        """Return the values that the modules have now."""
+        return {
+            name: values[module_name].detach().clone()
+            for names, part in zip(self._names, self._parts, strict=True)
+            for values in [part.state_dict()]
+            for name, module_name in names.items()
+        }
+
+    @cached_property
     def norms(self) -> frozenset[str]:
         """The names of the parameters and buffers of BatchNorm layers."""
         norm_names = set()
@@ -78,23 +120,30 @@ class Modules:
 
         A layer without that method keeps the values that its module was passed with.
         """
-        theta: Params = {}
+        copy = Modules(*deepcopy(self._parts), self.shape)
         with LayerStream(key.fold("weights")):
-            for names, module in zip(self._names, self._parts, strict=True):
-                for layer in module.modules():
-                    if callable(reset := getattr(layer, "reset_parameters", None)):
-                        reset()
-                values = module.state_dict()
-                theta |= {
-                    name: values[module_name].detach().clone()
-                    for name, module_name in names.items()
-                }
-        return theta
+            for part in copy._parts:
+                _redraw(part)
+        return copy.values()
+
+    def redrawn_names(self) -> frozenset[str]:
+        """Return the names of the tensors that `init` sets."""
+        copy = Modules(*deepcopy(self._parts), self.shape)
+        with torch.no_grad():
+            for part in copy._parts:
+                for tensor in part.state_dict().values():
+                    if tensor.is_floating_point():
+                        tensor.fill_(math.nan)
+        values = copy.init(Key(0))
+        return frozenset(name for name, value in values.items() if not value.isnan().any())
 
     def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
         """Apply the encoder (stage 0), the head (stage 1), or both."""
-        for names, module in list(zip(self._names, self._parts, strict=True))[begin:end]:
+        parts = zip(self._names, self._parts, self._frozen_layers, strict=True)
+        for names, module, frozen_layers in list(parts)[begin:end]:
             module.train(train)
+            for layer in frozen_layers:  # as in evaluation: no dropout, fixed statistics
+                layer.eval()
             values = {module_name: theta[name] for name, module_name in names.items()}
             x = functional_call(module, values, (x,))
         return x
@@ -107,10 +156,25 @@ class Modules:
         """Return the shape of one sample after a stage, found by a forward pass of zeros."""
         with torch.no_grad():
             out = self.run(
-                self.init(Key(0)),
+                self.values(),
                 torch.zeros(2, *self.shape),
                 False,
                 0,
                 self.stages.index(stage) + 1,
             )
         return tuple(out.shape[1:])
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Return whether a module has parameters, and all of them are frozen."""
+    parameters = [*layer.parameters()]
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
+
+
+def _redraw(part: nn.Module) -> None:
+    """Draw the weights of all layers that have a method for it, under either of torch's names."""
+    for layer in part.modules():
+        for method in ("reset_parameters", "_reset_parameters"):
+            if callable(reset := getattr(layer, method, None)):
+                reset()
+                break

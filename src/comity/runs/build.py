@@ -31,6 +31,7 @@ from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import METRICS, check_fits
 from comity.models.low_rank import base_file
 from comity.models.modules import Modules
+from comity.models.pretrained import base_of
 from comity.names import display_name
 from comity.plugins import digest
 from comity.runs import config
@@ -65,6 +66,8 @@ class SimulatedRun(ServerRun):
             | {"rounds", "eval_every", "eval_share", "patience", "absent"}
             | {"secure_aggregation", "secure_aggregation_range"}
         )
+        if self.experiment.weights is None:  # noise of runs from before this setting stays the same
+            del settings["weights"]
         secret = combine([repr(sorted(settings.items())), self.federation.fingerprint()]).encode()
         return Key.root(self.experiment.seed, secret)
 
@@ -72,7 +75,8 @@ class SimulatedRun(ServerRun):
         """Warnings for the user before this run, a sentence each: about the data, and about the
         method on them.
         """
-        return [*self.federation.warnings, *self.method_warnings()]
+        unused = [start.text for start in self.context.initial_weights if start.unused]
+        return [*self.federation.warnings, *self.method_warnings(), *unused]
 
     def engine(self) -> Engine:
         """The engine that the experiment names, with all parties."""
@@ -93,6 +97,8 @@ class SimulatedRun(ServerRun):
             *(party.model for party in self.experiment.party.values() if party.model),
         ]
         base_files = [str(file) for model in networks if (file := base_file(model))]
+        if self.experiment.weights:
+            base_files.append(self.experiment.weights)
         code = {file: digest(file) or "" for file in (*code_of(self.experiment), *base_files)}
         # A worker runs its parties in a loop. The server handles absences.
         settings = self.experiment.but(
@@ -290,7 +296,7 @@ def _check_loadable_elsewhere(job: SimulatedRun) -> None:
     name.
     """
     if job.federation.split.dataset == "arrays" or any(
-        isinstance(party.task.network, Modules) for party in job.parties
+        isinstance(base_of(party.task.network), Modules) for party in job.parties
     ):
         raise UsageError(
             "The ray engine loads data and networks where its workers are, by their names: data"

@@ -58,6 +58,11 @@ def _absolute_dataset(data: Any) -> Any:
     return _absolute_names(data)
 
 
+def _absolute_file(file: Any) -> Any:
+    """The absolute path of a file, so that a run can be resumed from any working directory."""
+    return str(Path(file).resolve()) if isinstance(file, str | Path) else file
+
+
 def _absolute_plan(plan: Any) -> Any:
     """A plan of absences, with the absolute path of a table."""
     return str(Path(plan).resolve()) if isinstance(plan, str) and plan.endswith(".csv") else plan
@@ -132,6 +137,13 @@ class Experiment(BaseModel):
         None, ge=1, description="number of parties; default: 10, or the number of natural parties"
     )
     model: Network = Field("mlp2", description="network name, or a ./file.py")
+    weights: Annotated[str | None, BeforeValidator(_absolute_file)] = Field(
+        None,
+        description=(
+            "file of initial weights, matched by name: safetensors, a state dict, or an exported"
+            " model"
+        ),
+    )
     rounds: int = Field(20, ge=1, description="number of communication rounds")
     epochs: int = Field(1, ge=1, description="local epochs per round")
     steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
@@ -190,9 +202,12 @@ class Experiment(BaseModel):
             " (better where inputs differ, worse where labels do), or none"
         ),
     )
-    init: Literal["common", "own"] = Field(
+    init: Literal["common", "random", "own"] = Field(
         "common",
-        description="initial weights: the same for all parties, or different for each party",
+        description=(
+            "initial weights: the model's own, or drawn if it has none, the same for all parties"
+            " (common); drawn anew, the same for all (random); drawn for each party (own)"
+        ),
     )
     cut: str | None = Field(
         None,

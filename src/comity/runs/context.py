@@ -20,6 +20,7 @@ from comity.data import Federation
 from comity.data.augment import Augment
 from comity.errors import UsageError, unknown
 from comity.metrics.metrics import Metric, count_by_class, has_too_few
+from comity.models.pretrained import InitialWeights, initial_weights
 from comity.runs.config import Experiment
 from comity.training.settings import Training
 from comity.training.task import LearningTask, batchnorm_private
@@ -199,6 +200,15 @@ class RunContext:
         """The augmentation of training samples."""
         return Augment.read(self.experiment.augment, self.party_infos.black, self.party_infos.shape)
 
+    @cached_property
+    def initial_weights(self) -> list[InitialWeights]:
+        """Where the initial weights of the parties' networks come from, one entry for each network
+        with given weights.
+        """
+        networks = {id(t): t.network for t in map(self.task, self.roster.names)}.values()
+        starts = map(initial_weights, networks)
+        return [start for start in starts if start is not None]
+
     def task(self, party: str) -> LearningTask:
         """A party's learning task. Parties whose networks have the same name share one object."""
         settings = self.experiment.party.get(party)
@@ -206,14 +216,19 @@ class RunContext:
         name = party_model or self.experiment.model
         if name not in self._tasks:
             use_modules = self.modules is not None and not party_model
-            self._tasks[name] = self._build_task(self.modules if use_modules else name)
+            self._tasks[name] = self._build_task(
+                self.modules if use_modules else name, name == self.experiment.model
+            )
         return self._tasks[name]
 
-    def _build_task(self, model: str | models.CustomModel | None) -> LearningTask:
+    def _build_task(self, model: str | models.CustomModel | None, is_common: bool) -> LearningTask:
+        """The task of a network. The setting `weights` is for the common network only."""
         assert model is not None
         classes = self.party_infos.classes
         outputs = max(1, classes)  # one output in regression
-        network = models.build(model, self.party_infos.shape, outputs)
+        weights = self.experiment.weights if is_common else None
+        redraw = self.experiment.init != "common"
+        network = models.build(model, self.party_infos.shape, outputs, weights, redraw)
         return LearningTask(
             network,
             classes,

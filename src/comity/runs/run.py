@@ -17,7 +17,6 @@ from comity.data import load as load_dataset
 from comity.engines.allocator import keeping_freed_memory
 from comity.errors import ComityError, UsageError
 from comity.metrics.custom_metrics import describe
-from comity.models.modules import Modules
 from comity.runs import config
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.checkpoint import interval
@@ -62,7 +61,7 @@ def start(
             entries["metric"] = metric
         if record_messages:
             entries["record_messages"] = True
-        run_folder.begin(settings, entries | _network_digest(job), split=split, plan=plan)
+        run_folder.begin(settings, entries | network_digests(job), split=split, plan=plan)
         summary = execute(job, job.engine, run_folder, progress, track or NoTracker(), resume=False)
         return Result(folder, job, summary)
 
@@ -205,29 +204,42 @@ def reopen(
     else:
         data = federation or _load_data(experiment).split(split)
         job = prepare(experiment, data, model, plan)
-    check_same_data(folder, job)
+    check_same_data(folder, job, resumes=not run_folder.is_finished)
     return job
 
 
-def check_same_data(folder: Path, job: SimulatedRun) -> None:
-    """Refuse if a folder's run has other data, or another network that was given from Python."""
+def check_same_data(folder: Path, job: SimulatedRun, *, resumes: bool = True) -> None:
+    """Refuse if a folder's run has other data, or another network that was given from Python.
+
+    A run that `resumes`, or stands for one that would be started, has the same initial weights,
+    too. To look at a finished run, they are not needed.
+    """
     before = RunFolder(folder).read_environment()
     if before["fingerprint"] != job.federation.fingerprint():
         raise UsageError(
             f"The data of {folder} have changed since it was started: choose another --out for"
             " these."
         )
-    if before.get("network", now := _network_digest(job).get("network")) != now:
+    now = network_digests(job)
+    if before.get("network", now.get("network")) != now.get("network"):
         raise UsageError(
             f"{folder} holds a run of another network: give the same again, or choose another"
             " --out."
         )
+    if resumes and before.get("initial_weights") != now.get("initial_weights"):
+        raise UsageError(
+            f"{folder} holds a run from other initial weights: give the same again, or choose"
+            " another --out."
+        )
 
 
-def _network_digest(job: SimulatedRun) -> dict[str, str]:
-    """The env.json entry of a network that the settings do not determine: a user's modules, or a
-    network with a base.
+def network_digests(job: SimulatedRun) -> dict[str, str]:
+    """The env.json entries of a network that the settings do not determine: a user's modules, a
+    network with a base, or one with given initial weights.
     """
     network = job.info.task.network
-    digest = network.digest if isinstance(network, Modules) else fixed_in(network)
-    return {"network": digest} if digest else {}
+    digests = {
+        "network": getattr(network, "digest", "") or fixed_in(network),
+        "initial_weights": getattr(network, "given_digest", ""),
+    }
+    return {name: digest for name, digest in digests.items() if digest}

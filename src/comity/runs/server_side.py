@@ -40,6 +40,11 @@ def resolve_method(context: RunContext) -> tuple[AnyAlgorithm, Info]:
             f"min_replies must be at most {len(info.names)}, the number of parties, not"
             f" {experiment.min_replies}."
         )
+    if experiment.init == "random" and experiment.weights:
+        raise UsageError(
+            "init=random draws all weights, and weights names a file of them: leave out one of the"
+            " two."
+        )
     if experiment.init == "own":
         _check_own_start(algorithm, info, display_name(experiment.algorithm))
     info = replace(info, cohort=_cohort(experiment, info))

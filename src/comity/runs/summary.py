@@ -271,6 +271,8 @@ def summarise(
     if "server_steps" in course:  # a site counts its own steps only
         summary["plain_steps"] = job.cost.plain_steps(course["rounds"])
         summary["party_rounds"] = job.cost.party_rounds(course["rounds"])
+    if job.context.initial_weights:
+        summary["initial_weights"] = [start.entry for start in job.context.initial_weights]
     before = [RunWarning("before", text) for text in job.method_warnings()]
     after = [RunWarning("after", text) for text in step_warnings(summary)]
     add_warnings(summary, [*before, *warnings, *after])

@@ -30,6 +30,7 @@ from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.exported import SETTINGS, WEIGHTS, no_model_in, read_weights
 from comity.models.low_rank import LowRank, without_factors
+from comity.models.pretrained import Pretrained
 from comity.names import display_name
 from comity.privacy.account import describe_party_guarantee
 from comity.runs.result import Deployed, Result
@@ -101,6 +102,8 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     if isinstance(network, LowRank):  # the exported model does not need the base
         deployed = replace(deployed, theta=network.merged(deployed.theta))
         settings["model"] = without_factors(settings["model"])
+    if isinstance(network, Pretrained):  # the exported model has its frozen weights with it
+        deployed = replace(deployed, theta=network.whole(deployed.theta))
     weights = encode(State(deployed.theta, state))
     settings["weights"] = Checksum.of(weights)
     text = json.dumps(with_crc(settings), indent=2) + "\n"

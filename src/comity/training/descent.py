@@ -187,9 +187,10 @@ class Descent:
         finally:
             TAPE.reset(token)
         outputs = self.tape.outputs if self.tape else []
-        grads = torch.autograd.grad(value, [*outputs, *self.params], allow_unused=True)
-        with torch.no_grad():
-            self._update(grads[: len(outputs)], grads[len(outputs) :])
+        if self.params:  # there are none where all that would be trained is frozen
+            grads = torch.autograd.grad(value, [*outputs, *self.params], allow_unused=True)
+            with torch.no_grad():
+                self._update(grads[: len(outputs)], grads[len(outputs) :])
         self.steps += 1
         self.gradients += count.at_least_one
         self.last_loss = value

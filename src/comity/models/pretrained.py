@@ -1,0 +1,197 @@
+"""Networks that start from given weights, and networks of which a part is frozen.
+
+Initial weights that a user gives, with modules or in a file, replace those that would be drawn.
+Frozen tensors (`requires_grad=False`) belong to the network: they are no parameters, so no method
+trains, sends, averages or stores them. Every party has them before the run, as it has the network.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from comity.base.key import Key
+from comity.base.record import Params
+from comity.training.task import Network, fixed_in
+
+MOST_NAMES = 4
+"""How many names of tensors a sentence lists."""
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """Where the initial values of a network's tensors come from, by name.
+
+    Tensors that are the same in every new network of this kind, such as zeros, count as drawn.
+    """
+
+    source: str
+    """What gave the kept values: `the model`, or the name of a file."""
+    kept: tuple[str, ...] = ()
+    """Tensors that start from the given values."""
+    drawn: tuple[str, ...] = ()
+    """Tensors that are drawn from the seed."""
+    frozen: tuple[str, ...] = ()
+    """Tensors that keep the given values for the whole run."""
+    redrawn: bool = False
+    """Whether the settings ask to draw weights that were given."""
+    unused: tuple[str, ...] = ()
+    """What the file has and the network has not, with the reason if only the shapes differ."""
+
+    @property
+    def text(self) -> str:
+        """One sentence for the user."""
+        parts = []
+        if self.kept:
+            parts.append(f"{_tensors(self.kept)} kept as in {self.source}")
+        if self.drawn:
+            anew = " anew, instead of the given values" if self.redrawn else ""
+            parts.append(f"{_tensors(self.drawn)} drawn{anew}")
+        if self.frozen:
+            parts.append(f"{_tensors(self.frozen)} frozen, neither trained nor sent")
+        if self.unused:
+            parts.append(f"not used of {self.source}: {_listed(self.unused)}")
+        return f"Initial weights: {'; '.join(parts)}."
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The entry of `summary.json`."""
+        names = {name: list(getattr(self, name)) for name in ("kept", "drawn", "frozen", "unused")}
+        return {"text": self.text, "source": self.source, "redrawn": self.redrawn, **names}
+
+
+def _tensors(names: tuple[str, ...]) -> str:
+    return f"{len(names)} tensor{'s' * (len(names) != 1)} ({_listed(names)})"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:MOST_NAMES])
+    return f"{shown} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else shown
+
+
+@dataclass(frozen=True, eq=False)
+class Pretrained:
+    """A network with given initial weights, a part of which may be frozen."""
+
+    network: Network
+    given: Params
+    """Initial values of parameters and buffers, which replace those that the network draws."""
+    frozen: Params
+    """Values that are no parameters."""
+    start: InitialWeights
+    _copies: dict[tuple[torch.device, torch.dtype], Params] = field(
+        default_factory=dict, repr=False
+    )
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.network.name
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the stages, in order."""
+        return self.network.stages
+
+    @property
+    def cut(self) -> str:
+        """The stage whose output is the representation by default."""
+        return self.network.cut
+
+    @cached_property
+    def norms(self) -> frozenset[str]:
+        """The names of the parameters and buffers of BatchNorm layers that are not frozen."""
+        return self.network.norms - self.frozen.keys()
+
+    @property
+    def draws(self) -> bool:
+        """Whether any layer draws random numbers in training."""
+        return self.network.draws
+
+    @property
+    def dense(self) -> bool:
+        """Whether linear layers take all the time."""
+        return self.network.dense
+
+    @cached_property
+    def fixed(self) -> str:
+        """A digest of the frozen values. Networks whose weights are averaged must have the same."""
+        return digest_of(self.frozen)
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the network's layers and its frozen values. Who reopens a run must give a
+        network of the same digest.
+        """
+        layers: str = getattr(self.network, "digest", "") or fixed_in(self.network)
+        return digest_of(self.frozen, layers)
+
+    @cached_property
+    def given_digest(self) -> str:
+        """A digest of the given initial values. A resumed run must have the same digest."""
+        return digest_of(self.given)
+
+    def init(self, key: Key) -> Params:
+        """Return the given initial values, and drawn ones for what is not given."""
+        return {
+            name: self.given[name].clone() if name in self.given else value
+            for name, value in self.network.init(key).items()
+            if name not in self.frozen
+        }
+
+    def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
+        """Apply the stages begin..end-1, with the frozen values."""
+        if not self.frozen:
+            return self.network.run(theta, x, train, begin, end)
+        like = next((value for value in theta.values() if value.is_floating_point()), x)
+        dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
+        frozen = self._frozen_on(like.device, dtype)
+        return self.network.run({**frozen, **theta}, x, train, begin, end)
+
+    def whole(self, theta: Params) -> Params:
+        """Return parameters with the frozen values among them."""
+        return {**self.frozen, **theta}
+
+    def layer_stream(self, key: Key) -> AbstractContextManager[object]:
+        """Return a context in which layers draw random numbers from `key`."""
+        return self.network.layer_stream(key)
+
+    def shape_after(self, stage: str) -> tuple[int, ...]:
+        """Return the shape of one sample after a stage."""
+        return self.network.shape_after(stage)
+
+    def _frozen_on(self, device: torch.device, dtype: torch.dtype) -> Params:
+        """Return the frozen values on a device, floats in a dtype; each copy is made once."""
+        if (device, dtype) not in self._copies:
+            self._copies[device, dtype] = {
+                name: value.to(device, dtype if value.is_floating_point() else value.dtype)
+                for name, value in self.frozen.items()
+            }
+        return self._copies[device, dtype]
+
+
+def digest_of(values: Params, layers: str = "") -> str:
+    """Return a digest of tensors by name; empty if there are none."""
+    if not values and not layers:
+        return ""
+    digest = blake2b(layers.encode(), digest_size=8)
+    for name, value in sorted(values.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().contiguous().cpu().view(-1).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def base_of(network: Network) -> Network:
+    """Return a network without the given and frozen weights around it."""
+    return network.network if isinstance(network, Pretrained) else network
+
+
+def initial_weights(network: Network) -> InitialWeights | None:
+    """Return where a network's initial weights come from; None if all are drawn from the seed."""
+    return network.start if isinstance(network, Pretrained) else None

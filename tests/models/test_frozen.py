@@ -1,0 +1,184 @@
+"""Frozen parts of a network (`requires_grad=False`): never trained, never sent, in every method and
+on every engine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from closed_forms import assert_closed_forms
+from matrix import compositions, ragged, run, short, weights
+from sweeps import over_methods
+from torch import nn
+
+import comity
+from comity.core import Key
+from comity.errors import UsageError
+
+
+def encoder(frozen: str) -> nn.Sequential:
+    """An encoder with BatchNorm and dropout, of which the first layers or all are frozen."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.Tanh()
+        )
+    layers[1].requires_grad_(False)
+    if frozen == "all":
+        layers.requires_grad_(False)
+    return layers
+
+
+def model(frozen: str) -> tuple[nn.Sequential, nn.Linear]:
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        return encoder(frozen), nn.Linear(8, 10)
+
+
+def with_batchnorm() -> tuple[nn.Module, nn.Module]:
+    layers = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8)
+    )
+    layers[0].requires_grad_(False)
+    layers[1].requires_grad_(False)
+    return layers, nn.Linear(8, 10)
+
+
+SHARE_THE_ENCODER = ("fedper", "fedrep(", "fedbabu")
+"""Methods that share nothing if the encoder is frozen."""
+TRAINED = {
+    "part": {"encoder.4.weight", "encoder.4.bias", "head.weight", "head.bias"},
+    "all": {"head.weight", "head.bias"},
+}
+
+
+@pytest.mark.parametrize("frozen", ["part", "all"])
+@pytest.mark.parametrize("text", over_methods(compositions()), ids=short)
+def test_every_method_neither_trains_nor_sends_frozen_weights(
+    text: str, frozen: str, tmp_path: Path
+) -> None:
+    """No state, message or model has a frozen tensor, and the closed forms count none."""
+    if frozen == "all" and text.startswith(SHARE_THE_ENCODER):
+        with pytest.raises(UsageError, match="Nothing of modules would be shared"):
+            run(text, tmp_path, model=model(frozen))
+        return
+    # By default fedmeta refuses layers that may draw at random, as all of a user's may.
+    text = "fedmeta(first_order=true)" if text == "fedmeta" else text
+    result = run(text, tmp_path, model=model(frozen), rounds=2)
+    task = result.job.info.task
+    assert set(task.init(Key(0))) == TRAINED[frozen]
+    assert task.bytes() == sum(v.nbytes for v in task.init(Key(0)).values())
+    (start,) = result.summary["initial_weights"]
+    assert set(start["frozen"]) & TRAINED[frozen] == set()
+    assert len(start["frozen"]) + len(TRAINED[frozen]) == 6
+    for theta in weights(result).values():
+        assert not set(theta) & set(start["frozen"])
+    assert_closed_forms(result)
+    deployed = result.model("north")
+    x = result.job.federation.parties["north"].test.x
+    whole = encoder(frozen).eval()
+    if frozen == "all" and type(deployed.task).__name__ == "LearningTask":
+        torch.testing.assert_close(deployed.task.features(deployed.theta, x), whole(x))
+
+
+@pytest.mark.parametrize("frozen", ["part", "all"])
+@pytest.mark.parametrize("text", ["fedavg", "fedavg+dbe", "relay", "fedproto", "lg-fedavg"])
+def test_engines_agree(text: str, frozen: str, tmp_path: Path) -> None:
+    results = {
+        engine: run(
+            text,
+            tmp_path / engine,
+            model=model(frozen),
+            engine=engine,
+            workers=None if engine == "loop" else 2,
+            steps=2,
+        )
+        for engine in ("loop", "process", "stacked")
+    }
+    for name, theta in weights(results["loop"]).items():
+        assert all(torch.equal(v, weights(results["process"])[name][k]) for k, v in theta.items())
+        if frozen == "all":  # elsewhere dropout draws other values
+            other = weights(results["stacked"])[name]
+            torch.testing.assert_close(other, theta, rtol=1e-4, atol=1e-5)
+
+
+def test_fedavg_sends_the_head_alone(tmp_path: Path) -> None:
+    result = run("fedavg", tmp_path, model=model("all"), rounds=2)
+    head = 4 * (8 * 10 + 10)
+    assert {row.bytes for row in result.ledger if row.kind in ("up", "down")} == {head}
+
+
+def test_a_frozen_encoder_is_what_plain_torch_trains(tmp_path: Path) -> None:
+    """One party, one full batch: the head moves as in torch, and nothing else moves."""
+    parts = model("all")
+    fed = comity.load("digits").partition("iid|keep(samples=30)", parties=1, seed=0)
+    result = comity.run(
+        "fedavg", fed, model=parts, rounds=1, batch=1000, lr=0.1, engine="loop", out=tmp_path
+    )
+    body, head = encoder("all").eval(), parts[1]
+    samples = result.job.parties[0].data.train
+    loss = nn.functional.cross_entropy(head(body(fed.parties["p0"].train.x)), samples.y)
+    (slope,) = torch.autograd.grad(loss, head.weight)
+    theta = result.model("p0").theta
+    assert theta.keys() == {"head.weight", "head.bias"}
+    expected = (head.weight - 0.1 * slope).detach()
+    torch.testing.assert_close(theta["head.weight"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_batchnorm_keeps_its_statistics(tmp_path: Path) -> None:
+    result = run("fedavg", tmp_path, model=with_batchnorm(), rounds=1)
+    (start,) = result.summary["initial_weights"]
+    assert "encoder.1.~running_mean" in start["frozen"]
+    assert result.job.info.task.network.norms == frozenset()
+    assert set(weights(result)["north"]) == {
+        "encoder.4.weight",
+        "encoder.4.bias",
+        "head.weight",
+        "head.bias",
+    }
+
+
+def test_private_training_clips_the_trained_weights_only(tmp_path: Path) -> None:
+    """Noise is added to as many values as are trained."""
+    result = run("fedavg+dp(noise=1)", tmp_path, model=model("all"), rounds=1)
+    assert set(weights(result)["north"]) == TRAINED["all"]
+
+
+def test_frozen_weights_stay_with_random_and_own(tmp_path: Path) -> None:
+    for init in ("random", "own"):
+        result = run("fedavg", tmp_path / init, model=model("all"), rounds=1, init=init)
+        features = result.model("north").task.features(
+            result.model("north").theta, torch.ones(2, 64)
+        )
+        torch.testing.assert_close(features, encoder("all").eval()(torch.ones(2, 64)))
+
+
+def test_a_frozen_head_is_supported(tmp_path: Path) -> None:
+    layers, head = encoder("part"), nn.Linear(8, 10).requires_grad_(False)
+    result = run("fedavg", tmp_path, model=(layers, head), rounds=1)
+    assert set(weights(result)["north"]) == {"encoder.4.weight", "encoder.4.bias"}
+
+
+def test_nothing_to_train_is_refused(tmp_path: Path) -> None:
+    layers, head = model("all")
+    with pytest.raises(UsageError, match="nothing to train"):
+        run("fedavg", tmp_path, model=(layers, head.requires_grad_(False)))
+
+
+def test_optimizers_have_no_state_of_frozen_weights(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"optimizer": "adam", "opt_state": "keep", "rounds": 2}
+    result = run("fedavg", tmp_path, model=model("all"), **how)
+    assert set(weights(result)["north"]) == TRAINED["all"]
+
+
+def test_other_frozen_weights_are_another_network(tmp_path: Path) -> None:
+    run("fedavg", tmp_path, model=model("all"), rounds=1)
+    layers, head = model("all")
+    torch.nn.init.ones_(layers.get_parameter("1.weight"))
+    reopened = comity.open(tmp_path, ragged(), model=(layers, head))
+    assert isinstance(reopened, comity.Result)
+    with pytest.raises(UsageError, match="another network"):
+        reopened.model("north")
