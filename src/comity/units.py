@@ -23,9 +23,23 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
+def deviation(values: Sequence[float]) -> float:
+    """Return the sample standard deviation of values, as over seeds; 0 of a single value.
+
+    Examples:
+        >>> deviation([1.0, 2.0, 3.0])
+        1.0
+        >>> deviation([1.0])
+        0.0
+    """
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
 def spread(figures: Sequence[float]) -> str:
-    """Return fractions as text: their mean in percent, and their standard deviation if several."""
+    """Return fractions as text: their mean in percent, and their sample standard deviation if they
+    are several.
+    """
     mean = f"{statistics.fmean(figures):.1%}"
     if len(figures) == 1:
         return mean
-    return f"{mean} ± {100 * statistics.pstdev(figures):.1f}"
+    return f"{mean} ± {100 * deviation(figures):.1f}"

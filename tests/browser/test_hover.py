@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from browser import KINDS, Open, OpenPage
+from comity.units import deviation
 
 HOVER = (Path(__file__).parent / "hover.js").read_text(encoding="utf-8")
 EMPTY = re.compile(r"undefined|null|NaN|Infinity|\[object", re.IGNORECASE)
@@ -138,7 +139,7 @@ def test_tooltips_of_the_last_round_match_the_summary(
             means = [summary[metric]["mean"] for summary in summaries[method]]
             assert agrees(lines[title], statistics.fmean(means)), (method, lines)
             if len(means) > 1:
-                assert agrees(lines["± over seeds"], statistics.pstdev(means))
+                assert agrees(lines["± over seeds"], deviation(means))
         (gains,) = (name for name, chart in charts.items() if chart["name"] == "gains-fedavg")
         own = [dict(mark["lines"]) for mark in it.page.evaluate(HOVER, gains) if mark.get("lines")]
         for lines in own:

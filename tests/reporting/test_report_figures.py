@@ -18,7 +18,7 @@ from comity.reporting import report
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
 from comity.studies.method_summary import MethodSummary
-from comity.units import size
+from comity.units import deviation, size
 from comity.wire.ledger import Charge
 
 METHODS = ("solo", "fedavg", "fed-sps", "adcol")
@@ -85,7 +85,7 @@ def test_curves(comparison: Comparison, method: str) -> None:
             statistics.fmean(comparison.accuracies(method, seed)[t].values()) for seed in SEEDS
         ]
         assert row["accuracy"] == pytest.approx(statistics.fmean(means))
-        assert row["high"] - row["low"] == pytest.approx(2 * statistics.pstdev(means))
+        assert row["high"] - row["low"] == pytest.approx(2 * deviation(means))
         assert row["high"] + row["low"] == pytest.approx(2 * statistics.fmean(means))
         byte_counts = [
             comparison.bytes(method, seed, lambda r, t=t: int(r["round"]) <= t)  # type: ignore[misc]
@@ -93,7 +93,7 @@ def test_curves(comparison: Comparison, method: str) -> None:
         ]
         assert row["bytes"] == pytest.approx(statistics.fmean(byte_counts))
         assert row["seeds"] == len(SEEDS)
-        assert row["spread"] == pytest.approx(statistics.pstdev(means))
+        assert row["spread"] == pytest.approx(deviation(means))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -122,10 +122,7 @@ def test_ranking(comparison: Comparison) -> None:
             [read_json(comparison.run(method, seed) / "summary.json") for seed in SEEDS],
         )
         means = [s["accuracy"]["mean"] for s in summaries]
-        assert (
-            row["accuracy"]
-            == f"{statistics.fmean(means):.1%} ± {100 * statistics.pstdev(means):.1f}"
-        )
+        assert row["accuracy"] == f"{statistics.fmean(means):.1%} ± {100 * deviation(means):.1f}"
         worst = [s["accuracy"]["per_party"][s["accuracy"]["worst_party"]] for s in summaries]
         assert row["worst"] == f"{statistics.fmean(worst):.1%}"
         assert row["sent"] == size(statistics.fmean(s["bytes"]["total"] for s in summaries))
@@ -346,7 +343,7 @@ def test_discriminator(comparison: Comparison) -> None:
                 if (int(r["round"]), r["metric"]) == (t, "discriminator/accuracy")]  # fmt: skip
         assert len(accuracies) == len(SEEDS)
         assert row["accuracy"] == pytest.approx(statistics.fmean(accuracies))
-        assert row["spread over seeds"] == pytest.approx(statistics.pstdev(accuracies))
+        assert row["spread over seeds"] == pytest.approx(deviation(accuracies))
         sizes = [
             len(read_json(comparison.run("adcol", 0) / "split.json")["parties"][p]["train"])
             for p in PARTIES

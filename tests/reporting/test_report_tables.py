@@ -22,7 +22,7 @@ from report_page import ReportPage, read_json, rows, run_comparison, run_regress
 
 from comity import algorithms, run
 from comity.reporting import report
-from comity.units import duration, size
+from comity.units import deviation, duration, size
 
 KINDS = ("heart", "sensors", "amounts", "one", "half")
 WORDS = {"auc": "AUC", "r2": "R²", "mae": "mean absolute error", "macro_f1": "macro F1"}
@@ -113,7 +113,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ReportedRuns]:
 
 def percent(values: list[float], spread: bool = False) -> str:
     return f"{statistics.fmean(values):.1%}" + (
-        f" ± {100 * statistics.pstdev(values):.1f}" if spread and len(values) > 1 else ""
+        f" ± {100 * deviation(values):.1f}" if spread and len(values) > 1 else ""
     )
 
 
@@ -387,7 +387,7 @@ def test_curves_and_gains(pages: dict[str, ReportedRuns], kind: str) -> None:
                 means.append(statistics.fmean(values))
             row = curve_rows.pop((method, t))
             assert row[reported.metric] == pytest.approx(statistics.fmean(means))
-            assert row["spread"] == pytest.approx(statistics.pstdev(means))
+            assert row["spread"] == pytest.approx(deviation(means))
         if method != "solo":
             gain_rows = reported.page.rows(f"gains-{method}")
             assert gain_rows

@@ -512,7 +512,7 @@ def tune(
         "validation, test: mean over parties after the round in the column round, which is the best"
         " round on all validation samples"
     )
-    legend += "; ±: standard deviation over seeds." if several_seeds else "."
+    legend += "; ±: sample standard deviation over seeds." if several_seeds else "."
     legend += " steps: gradient evaluations of a party in the run, mean over parties."
     if any(trial.caveats for trial in tuning.trials):
         legend += " *: see the warnings."

@@ -14,7 +14,7 @@ from comity.privacy.account import epsilon_for_json, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.runs.step_warnings import step_warnings
 from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
-from comity.units import duration, size
+from comity.units import deviation, duration, size
 
 EPSILON, ROUNDS, STEPS, SERVER_STEPS = "epsilon", "rounds", "steps", "server steps"
 """Columns of the table of methods."""
@@ -150,8 +150,8 @@ class MethodSummary:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the metric's mean over seeds."""
-        return statistics.pstdev([figure for figure in self.figure if figure is not None])
+        """Sample standard deviation of the metric's mean over seeds."""
+        return deviation([figure for figure in self.figure if figure is not None])
 
 
 def _count(number: float | None) -> str:

@@ -21,6 +21,7 @@ from comity.charts.encodings import (
 from comity.reporting.blocks import Section
 from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.gather import Group, Method
+from comity.units import deviation
 
 MAX_ROWS = 20_000
 """The parties' lines are thinned to about this many rows, so that the page opens quickly."""
@@ -37,7 +38,7 @@ def curves(group: Group) -> Section:
             section.say("No run has been evaluated yet.", "missing")
         return section
     ends = [f"{m.name} {_last_figure(m)}" for m in group.methods if any(r.curve for r in m.runs)]
-    band = "; bands and ±: standard deviation over seeds" if has_seeds(group) else ""
+    band = "; bands and ±: sample standard deviation over seeds" if has_seeds(group) else ""
     scope = f"of {group.site}" if group.site else "mean over parties"
     alt = f"Test {group.metric.title}, {scope}{band}. At the end: {', '.join(ends)}."
     section.blocks.append(_by_round(data, group, alt))
@@ -84,7 +85,7 @@ def _mean_row(group: Group, method: Method, t: int) -> dict[str, Any]:
     runs = [run for run in method.runs if t in run.curve]
     values = [run.curve[t] for run in runs]
     mean = statistics.fmean(values)
-    std = statistics.pstdev(values)
+    std = deviation(values)
     return {
         "method": method.name,
         "alone": int(method.alone),
@@ -122,7 +123,7 @@ def has_seeds(group: Group) -> bool:
 def _last_figure(method: Method) -> str:
     """Return the metric after the last evaluation, with its standard deviation over seeds."""
     values = [run.curve[max(run.curve)] for run in method.runs if run.curve]
-    spread = f" ± {100 * statistics.pstdev(values):.1f}" if len(values) > 1 else ""
+    spread = f" ± {100 * deviation(values):.1f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.1%}{spread}"
 
 

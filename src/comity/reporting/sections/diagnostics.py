@@ -29,6 +29,7 @@ from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.reporting.sections.wire import communicates
 from comity.spec import parse, split
+from comity.units import deviation
 
 MOST_UNDECLARED = 12
 """The most charts of values that a method logged without declaring them."""
@@ -185,7 +186,7 @@ def _curve(group: Group, methods: list[Method], diagnostic: CurveByRound) -> Cha
             "method": name,
             "round": t,
             diagnostic.value: statistics.fmean(values),
-            SPREAD: statistics.pstdev(values),
+            SPREAD: deviation(values),
         }
         | ({} if diagnostic.reference is None else {label: reference[name]})
         for name, line in lines.items()
@@ -234,7 +235,7 @@ def _curve(group: Group, methods: list[Method], diagnostic: CurveByRound) -> Cha
         f"{name} ends at {_format_end(list(line.values())[-1], number_format)}"
         for name, line in lines.items()
     )
-    about_spread = " ±: standard deviation over seeds." if several else ""
+    about_spread = " ±: sample standard deviation over seeds." if several else ""
     spec: VegaSpec = {"height": 240, "layer": layers}
     return Chart(
         diagnostic.name,
@@ -248,7 +249,7 @@ def _curve(group: Group, methods: list[Method], diagnostic: CurveByRound) -> Cha
 
 def _format_end(values: list[float], number_format: str) -> str:
     """Return the last value of a line, with its standard deviation over seeds."""
-    spread = f" ± {statistics.pstdev(values):{number_format}}" if len(values) > 1 else ""
+    spread = f" ± {deviation(values):{number_format}}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):{number_format}}{spread}"
 
 

@@ -4,7 +4,6 @@ closed form.
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -31,7 +30,7 @@ from comity.reporting.gather import Group, Method
 from comity.reporting.sections.privacy import class_means, privacy
 from comity.runs.build import SimulatedRun
 from comity.studies.plan import traffic
-from comity.units import size
+from comity.units import deviation, size
 from comity.wire.ledger import EVERYBODY, SERVER, Charge
 
 K = TypeVar("K")
@@ -97,7 +96,7 @@ def _mean_bytes(method: Method, keys: Callable[[Charge], Iterable[K]]) -> dict[K
 def _spread(method: Method) -> str:
     """Return the standard deviation of all bytes over seeds; empty if all seeds have the same."""
     totals = [sum(row.bytes for row in run.ledger if row.kind != "eval") for run in method.finished]
-    return f" ± {size(statistics.pstdev(totals))}" if len(set(totals)) > 1 else ""
+    return f" ± {size(deviation(totals))}" if len(set(totals)) > 1 else ""
 
 
 def _counted_parties(group: Group) -> str:
@@ -139,7 +138,7 @@ def _totals(methods: list[Method], group: Group) -> Chart:
             ],
         },
     }
-    about_spread = " ±: standard deviation over seeds." if any(map(_spread, methods)) else ""
+    about_spread = " ±: sample standard deviation over seeds." if any(map(_spread, methods)) else ""
     totals_text = "; ".join(
         f"{m.name} {size(sum(_mean_bytes(m, lambda row: [row.kind]).values()))}{_spread(m)}"
         for m in methods
