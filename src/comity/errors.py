@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
 
@@ -12,6 +14,7 @@ from comity.hints import find_similar
 
 PACKAGE = Path(__file__).parent
 METHODS = PACKAGE / "algorithms"
+STANDARD_LIBRARY = Path(os.__file__).parent
 
 
 class ComityError(Exception):
@@ -107,6 +110,19 @@ def _line_of_method(frames: Sequence[FrameSummary]) -> FrameSummary | None:
 
 def _in_package(frame: FrameSummary) -> bool:
     return PACKAGE in Path(frame.filename).parents
+
+
+@cache
+def is_authors_file(filename: str) -> bool:
+    """Return whether a source file is that of a method: in Comity's own folder of methods, or
+    anywhere outside of Comity, of the standard library and of installed packages.
+    """
+    file = Path(filename)
+    if not file.is_absolute():  # generated code, such as <string>
+        return False
+    if PACKAGE in file.parents:
+        return METHODS in file.parents
+    return "site-packages" not in file.parts and STANDARD_LIBRARY not in file.parents
 
 
 NO_MEMORY = (

@@ -22,7 +22,7 @@ from comity.core.server import Note
 from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import gains_by_stacking
-from comity.errors import describe
+from comity.errors import ComityError, describe
 from comity.runs import config
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.run_warnings import warning_texts
@@ -422,6 +422,52 @@ def test_loss_must_not_write_in_a_later_step(engine_name: str, tmp_path: Path) -
         error_message(user_method("writing", to="late"), engine_name, tmp_path, epochs=2)
         == WRITE_ERROR
     )
+
+
+# --- impure methods
+
+
+@pytest.mark.sweep("loop", "stacked-2")
+@pytest.mark.parametrize("engine_name", ENGINES)
+@pytest.mark.parametrize(
+    ("breach", "sentence"),
+    [
+        ("torch", "local drew random numbers from torch's global generator ("),
+        ("numpy", "local drew random numbers from numpy's global generator ("),
+        ("python", "local drew random numbers from Python's global generator ("),
+        ("loss", "local drew random numbers from torch's global generator ("),
+        ("tensor", "local wrote to its message"),
+        ("entry", "local wrote to its message"),
+        ("state", "local wrote to its state"),
+        ("deployed", "deployed_model wrote to its message"),
+    ],
+    ids=lambda text: text if " " not in text else "",
+)
+def test_impure_method_is_refused_with_its_line(
+    breach: str, sentence: str, engine_name: str, tmp_path: Path
+) -> None:
+    """Such a method gives other results on other engines, or in a second run."""
+    with pytest.raises(Exception) as error:  # noqa: PT011 - the message is checked
+        run(
+            user_method("impure", breach=breach),
+            tmp_path / "run",
+            **SMALL | ENGINES[engine_name],
+        )
+    message = describe(error.value)
+    assert message.startswith(sentence), message
+    assert f", {line_of('impure', breach)})" in message
+    if engine_name == "loop" and breach in ("tensor", "entry"):
+        assert "its message, theta['fc3.bias'] (train_locally, " in message
+    assert is_one_sentence(message)
+
+
+def test_unkeyed_draw_at_the_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ComityError, match=r"at the server drew .* torch's global .*comity check"):
+        run(user_method("impure", breach="server"), tmp_path / "run", **SMALL)
+
+
+def test_pure_method_is_accepted(tmp_path: Path) -> None:
+    run(user_method("impure"), tmp_path / "run", **SMALL)
 
 
 # --- loops over replies that end early

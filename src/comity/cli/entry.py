@@ -45,6 +45,7 @@ def _run_command(signals: Signals) -> None:
         from comity.cli import (  # noqa: F401  (each module adds commands)
             audit,
             catalogue,
+            check,
             data,
             deploy,
             finished_runs,

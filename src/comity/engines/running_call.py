@@ -14,6 +14,7 @@ import torch
 
 from comity.base.call import CallId
 from comity.base.record import Params
+from comity.engines.purity import WriteCheck
 from comity.errors import ComityError
 from comity.training.descent import fold, train
 from comity.training.gradient_count import GradientCount
@@ -58,6 +59,7 @@ class RunningCall:
         moments: KeptMoments,
         layers: AbstractContextManager[object],
         unusable: tuple[int, ...] = (),
+        writes: WriteCheck | None = None,
     ) -> None:
         self.call = call
         self.unusable = unusable
@@ -71,6 +73,7 @@ class RunningCall:
         self._coroutine = function
         self._name = call.function
         self._layers = layers
+        self._writes = writes
         self._place = ""
         self._modes = _modes()
         if not iscoroutine(function):
@@ -111,10 +114,12 @@ class RunningCall:
             with self._layers, count:
                 request = go(value)
         except StopIteration as end:
+            self._check_writes()
             self.result = self._check_result(end.value)
             return
         finally:
             self.steps += count.total
+        self._check_writes()
         if error := self._request_error(request):
             self._resume(self._coroutine.throw, ComityError(error))
             return
@@ -124,6 +129,10 @@ class RunningCall:
             )
             request = replace(request, before=request.before or before)
         self.request = request
+
+    def _check_writes(self) -> None:
+        if self._writes:
+            self._writes.check()
 
     def _request_error(self, request: Any) -> str:
         """Why a request is refused; empty if it is valid."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from comity.base.record import Params, Sealed, is_record, keep, on_device, open_
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
 from comity.core.wrapper import chain, party_function
+from comity.engines.purity import WriteCheck
 from comity.engines.running_call import KeptMoments, RunningCall
 from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
@@ -76,13 +78,22 @@ class Site:
         key = self.root.fold(
             "party", party.stream, call.round, stream_name(call.function), call.occurrence
         ).bind(inputs)
-        function = party_function(self.algorithm, call.depth, call.function)
+        state, content = self.mine, self._receive(self._content(message, call.depth))
+        start = partial(
+            party_function(self.algorithm, call.depth, call.function), state, content, party, key
+        )
+        layers = party.task.network.layer_stream(key.fold("layers"))
+        received = {"its message": content, "its state": state} | (
+            {"its inbox": usable} if usable else {}
+        )
+        writes = WriteCheck(call.function, start, received, layers)
         return RunningCall(
-            function(self.mine, self._receive(self._content(message, call.depth)), party, key),
+            start(),
             call,
             KeptMoments(dict(self.state.moments), f"{call.depth}.{call.function}"),
-            party.task.network.layer_stream(key.fold("layers")),
+            layers,
             tuple(sorted(contents.keys() - usable.keys())),
+            writes,
         )
 
     def end(self, running: RunningCall) -> PartyResult:
@@ -103,7 +114,11 @@ class Site:
     def deployed(self, message: Message) -> tuple[LearningTask, Params]:
         """The task and the parameters of the model that the party would deploy now."""
         self.versions.go_to(message.after)
-        theta = self.algorithm.deployed_model(self.mine, self._receive(message.content), self.party)
+        state, content = self.mine, self._receive(message.content)
+        start = partial(self.algorithm.deployed_model, state, content, self.party)
+        writes = WriteCheck("deployed_model", start, {"its message": content, "its state": state})
+        theta = start()
+        writes.check()
         if not isinstance(theta, dict):
             raise ComityError(
                 f"deployed_model must return parameters, but returned a {type(theta).__name__}:"

@@ -26,6 +26,7 @@ from comity.engines.ray_cluster import BuiltSites, Recipe, check_installed
 from comity.engines.ray_engine import RayEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import Batched, gains_by_stacking
+from comity.engines.watched import Watched
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import METRICS, check_fits
@@ -82,7 +83,7 @@ class SimulatedRun(ServerRun):
         """The engine that the experiment names, with all parties."""
         engine = self.experiment.engine
         workers = self.experiment.workers or 1
-        scheduler: Scheduler = Batched() if engine == "stacked" else Sequential()
+        scheduler: Scheduler = Watched(Batched() if engine == "stacked" else Sequential())
         if engine == "ray":
             loads = {p.id: len(p.data.train) for p in self.parties}
             return RayEngine(self.recipe(), loads, workers, self.experiment.gpus or 0)

@@ -19,7 +19,9 @@ from comity.core.participation import NOT_FINITE, NoReplies
 from comity.core.server import Note, Server
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
+from comity.engines.purity import UnkeyedDraw, drawn_from, generator_states
 from comity.errors import ComityError, WorkerLost
+from comity.plugins import is_code
 from comity.privacy.account import AGAINST_SERVER, Account, BudgetExceeded, PrivacyCharge
 from comity.runs.caveats import add_caveats
 from comity.runs.checkpoint import Checkpoints, Manifest
@@ -41,6 +43,7 @@ from comity.runs.server_run import Progress, ServerRun
 from comity.runs.summary import summarise
 from comity.runs.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING, Writer
 from comity.runs.tracking import RunTracker
+from comity.spec import parse
 
 UNCHECKED = (
     "This run was begun with an earlier version of Comity, whose checkpoints have no checksums of"
@@ -48,6 +51,8 @@ UNCHECKED = (
 )
 Conclude = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Called with the summary of a run before it is written. Returns further entries of the summary."""
+IN_THIS_PROCESS = ("loop", "stacked", "process")
+"""The engines without threads of their own beside the server."""
 REWINDS = 3
 """How often a run returns to its last checkpoint after losing a worker, before it fails."""
 
@@ -383,8 +388,10 @@ class _Rounds:
         """
         exchange = _Exchange(self._state)
         self.server.begin_exchanges(quorum)
+        generators = generator_states()
         try:
             yield exchange
+            self._check_draws(generators)
             versions = self.server.commit()
             if not is_finite(exchange.state):
                 self._check_may_go_on(exchange.state)
@@ -402,6 +409,20 @@ class _Rounds:
             return
         self._state = exchange.state
         self._engine.commit(versions)
+
+    def _check_draws(self, before: tuple[object, ...]) -> None:
+        """Refuse a method that draws unkeyed random numbers at the server.
+
+        Ray and connections to sites have threads in this process, which may draw as well.
+        """
+        if self.job.experiment.engine in IN_THIS_PROCESS and (whose := drawn_from(before)):
+            name = parse(self.job.experiment.algorithm).name
+            raise UnkeyedDraw(
+                f"The code of {name} at the server",
+                whose,
+                f"'comity check {name}' names the line" if is_code(name) else "",
+                'draw with generator=server.key("purpose").generator().',
+            )
 
     def _end_here(self) -> None:
         """End the run with this round, which does not count, because the budget is spent.
