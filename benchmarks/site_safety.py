@@ -32,6 +32,7 @@ from malicious_server import MaliciousServer
 
 from comity.base.record import Model
 from comity.deploy.release_ledger import ReleaseLedger
+from comity.deploy.sent_ledger import SentLedger
 from comity.deploy.session import RequestAuthenticator
 from comity.deploy.site_calls import SiteCalls
 from comity.deploy.site_store import Replies
@@ -40,6 +41,7 @@ PARTS: dict[str, tuple[type, str]] = {
     "authenticate the request": (RequestAuthenticator, "open"),
     "digest of the request": (SiteCalls, "_request_digest"),
     "charge the ledger": (ReleaseLedger, "charge"),
+    "charge the bytes": (SentLedger, "charge"),
     "store the reply": (Replies, "write"),
 }
 MODELS = {"linear": "linear", "mlp2(width=2000)": "mlp2(width=2000)"}
@@ -80,11 +82,12 @@ def measure(model: str, folder: Path, rounds: int) -> None:
     print(f"\n{model}: {sum(v.numel() for v in theta.values()):,} weights, {size:,} bytes a reply")
     for name in PARTS:
         print(f"  {name:28} {spent[name] / whole:7.1%} of a call")
-    ledger = (sites.site("north") / "releases.csv").stat().st_size
+    files = (sites.site("north") / name for name in ("releases.csv", "sent.csv"))
+    ledger = sum(file.stat().st_size for file in files)
     print(
         f"  {'waiting for the disk':28} {waiting['fsync'] / whole:7.1%} of a call's processor time"
     )
-    print(f"  bytes added to a request: 48; to the ledger: {ledger // rounds} a call")
+    print(f"  bytes added to a request: 48; to the ledgers: {ledger // rounds} a call")
 
 
 def _timed(function: Callable[..., Any], spent: dict[str, float], name: str) -> Callable[..., Any]:

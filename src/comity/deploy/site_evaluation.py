@@ -17,10 +17,7 @@ from comity.deploy.messages import to_call_id
 from comity.deploy.policy import SitePolicy
 from comity.deploy.sent_ledger import EVALUATION
 from comity.deploy.site_run import SiteRun
-from comity.deploy.site_store import (
-    runs_of,
-    write_view,
-)
+from comity.deploy.site_store import runs_of, write_view
 from comity.errors import UsageError, quote
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score

@@ -14,10 +14,7 @@ from comity.core.party import Party
 from comity.data import Federation
 from comity.deploy.data import site_settings
 from comity.deploy.policy import SitePolicy
-from comity.deploy.site_store import (
-    run_secret,
-    secret_of,
-)
+from comity.deploy.site_store import run_secret, secret_of
 from comity.engines.site import Site
 from comity.errors import UsageError
 from comity.metrics.metrics import Metric

@@ -9,9 +9,12 @@ refused.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
 
 from malicious_server import LawlessServer, Refused, change, weights
 

@@ -21,7 +21,6 @@ from comity.deploy.flare.jobs import Jobs
 from comity.deploy.flare.processes import descendants, end_all
 
 HERE = Path(__file__).parent
-SUPPORT = HERE.parents[1] / "support"
 OUTSIDE_FOLDERS = (Path("/tmp/nvflare"), Path.home() / ".nvflare")  # where FLARE writes by default
 START = (
     "import sys; from pathlib import Path; from comity.deploy.flare.processes import {what};"
@@ -73,7 +72,7 @@ class Deployment:
                 "COMITY_SITES_HANDLER": self.handler if handler is None else handler
             }
             env["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(HERE), str(SUPPORT), os.environ.get("PYTHONPATH")])
+                filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
             )
             what = "run_server" if name == "server" else "run_site"
             with (self.folder / f"{name}.out").open("ab") as out:
