@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import FrozenInstanceError
 from functools import cache
 from pathlib import Path
 from traceback import FrameSummary, extract_tb
@@ -79,7 +80,9 @@ def describe(why: BaseException) -> str:
     frames = [
         frame
         for frame in all_frames
-        if "site-packages" not in Path(frame.filename).parts and frame.name != "__getattr__"
+        if "site-packages" not in Path(frame.filename).parts
+        and frame.name != "__getattr__"
+        and not frame.filename.startswith("<")  # generated code
     ] or all_frames
     where = ""
     if frames:
@@ -88,6 +91,11 @@ def describe(why: BaseException) -> str:
             where += f", called from {_place(caller)}"
     # torch appends its C++ stack after these words
     message = str(why).partition("\nException raised from")[0]
+    if isinstance(why, FrozenInstanceError):
+        message += (
+            ". Methods and records cannot be changed: what outlasts a call belongs in the server's"
+            " state or a party's state."
+        )
     return f"{type(why).__name__}{where}: {message}"
 
 
@@ -156,6 +164,13 @@ def _describe_shortage(why: BaseException) -> str:
     if isinstance(why, RecursionError) and "JSON" in str(why):
         return "A JSON file is nested too deeply to be one that Comity wrote: it is damaged."
     return ""
+
+
+def may_pass(why: BaseException) -> bool:
+    """Return whether what failed may succeed when it is tried again: resources ran out, a file
+    could not be written, or a worker was lost. An error of a method's code occurs again.
+    """
+    return isinstance(why, OSError | MemoryError | WorkerLost) or bool(_describe_shortage(why))
 
 
 def _descriptor_limit() -> str:

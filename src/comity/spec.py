@@ -148,7 +148,21 @@ def _coerce_to_any(what: str, value: object, choices: tuple[Any, ...]) -> Any:
             return coerce(what, value, choice)
         except UsageError:
             continue
-    raise UsageError(f"{what} cannot be {quote(format_value(value))}.")
+    *others, last = [word for choice in choices for word in _kind_words(choice)]
+    allowed = f"{', '.join(others)} or {last}" if others else last
+    raise UsageError(f"{what} must be {allowed}, not {quote(format_value(value))}.")
+
+
+KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+
+
+def _kind_words(kind: Any) -> list[str]:
+    """A type in words: a number, or the words that a choice allows."""
+    if kind is type(None):
+        return ["none"]
+    if typing.get_origin(kind) is typing.Literal:
+        return list(map(str, typing.get_args(kind)))
+    return [KIND_WORDS.get(kind, str(kind))]
 
 
 def _coerce_to_one(what: str, value: object, kind: Any) -> Any:
@@ -169,8 +183,7 @@ def _coerce_to_one(what: str, value: object, kind: Any) -> Any:
         return format_value(value)
     if isinstance(value, kind) and (kind is bool) == isinstance(value, bool):
         return value
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    raise UsageError(f"{what} must be {names.get(kind, kind)}, not {quote(format_value(value))}.")
+    raise UsageError(f"{what} must be {_kind_words(kind)[0]}, not {quote(format_value(value))}.")
 
 
 def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:

@@ -102,7 +102,7 @@ GOOD: dict[str, Any] = {
             {"x": torch.full((6, 1, 2, 2), torch.nan)},
             "The x of dataset 'mine' holds values that are not finite",
         ),
-        ({"classes": 2}, "A label of dataset 'mine' is 2, but labels must be less than classes=2."),
+        ({"classes": 2}, "A label of dataset 'mine' is 2, but labels must be less than classes=2"),
         ({"classes": "three"}, "classes must be a whole number, not 'three'."),
         (
             {"std": 0},

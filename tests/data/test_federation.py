@@ -171,7 +171,7 @@ BAD_X[4, 1] = np.nan
         ),
         (
             {"north": (X, ["a"] * 20)},
-            "The y of party 'north' must be an array of numbers, but it holds",
+            "The y of party 'north' holds words ('a', for instance)",
         ),
         (
             {"north": (X + 1j, Y)},

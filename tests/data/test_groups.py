@@ -227,7 +227,7 @@ def test_by_chooses_the_grouping_and_the_first_is_meant_without() -> None:
         ("domain(parts=0)", "parts and take of domain must be at least 1."),
         ("domain(parts=-1)", "parts and take of domain must be at least 1."),
         ("domain(take=0)", "parts and take of domain must be at least 1."),
-        ("domain(take=x)", "take of domain cannot be 'x'."),
+        ("domain(take=x)", "take of domain must be a whole number or none, not 'x'."),
         (
             "domain(parts=2,take=7)",
             "ann has 12 samples, too few for 2 parties of 7; use take=6 or less.",

@@ -202,7 +202,7 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
     for change, message in (
         (
             {"y": torch.arange(20) % 3},
-            "A label of dataset 'd' is 2, but labels must be less than classes=2.",
+            "A label of dataset 'd' is 2, but labels must be less than classes=2",
         ),
         ({"y": torch.arange(19) % 2}, "The x and y of dataset 'd' must be of one length"),
         ({"y": torch.full((20,), 0.5)}, "The labels of dataset 'd' must be whole numbers"),

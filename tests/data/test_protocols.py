@@ -538,8 +538,8 @@ def test_rules_of_order_and_source_read_their_options() -> None:
         ("tail(0.25,gap=-1)", "gap of tail must be at least 0, not -1."),
         ("tail(0.25,gap=some)", "gap of tail must be a whole number, not 'some'."),
         ("official(size=0)", "size of official must be at least 1, not 0."),
-        ("official(size=x)", "size of official cannot be 'x'."),
-        ("official(0.25)", "size of official cannot be '0.25'."),
+        ("official(size=x)", "size of official must be a whole number or none, not 'x'."),
+        ("official(0.25)", "size of official must be a whole number or none, not '0.25'."),
         ("offical", "There is no test protocol 'offical'. Did you mean 'official'?"),
     ):
         with pytest.raises(UsageError, match=re.escape(message)):

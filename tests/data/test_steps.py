@@ -300,7 +300,7 @@ def test_the_order_of_different_steps_does_not_matter() -> None:
         ("iid|keep(samples=3,fraction=0.5)", "keep takes either samples or fraction"),
         ("iid|keep(samples=0)", "samples of keep must be at least 1, not 0."),
         ("iid|keep(samples=-3)", "samples of keep must be at least 1, not -3."),
-        ("iid|keep(samples=1.5)", "samples of keep cannot be '1.5'."),
+        ("iid|keep(samples=1.5)", "samples of keep must be a whole number or none, not '1.5'."),
         ("iid|keep(fraction=0)", "fraction of keep must be more than 0 and at most 1, not 0.0."),
         ("iid|keep(fraction=1.1)", "fraction of keep must be more than 0 and at most 1, not 1.1."),
         ("iid|keep(fraction=nan)", "fraction of keep must be more than 0 and at most 1, not nan."),

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from comity.errors import UsageError
+from comity.errors import UsageError, quote
 
 Array = NDArray[Any] | Tensor | Sequence[Any]
 Ints = NDArray[np.int64]
@@ -57,6 +57,7 @@ class Samples:
                 f" {inputs.shape}; reshape it to (samples, features) or (samples, channels, height,"
                 " width)."
             )
+        check_channels_first(whose, inputs.shape[1:])
         with np.errstate(over="ignore"):  # overflows become infinite and are refused below
             inputs = np.array(inputs, dtype=np.float32, order="C")
         rows = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
@@ -153,6 +154,19 @@ class PartyData:
         return {"train": self.patient_count, "validation": validation, "test": test}[split]
 
 
+def check_channels_first(whose: str, shape: tuple[int, ...]) -> None:
+    """Refuse pictures of height x width x channels: a convolution would take rows for channels."""
+    if len(shape) != 3 or shape[2] not in (1, 3, 4) or min(shape[:2]) <= 4:
+        return
+    height, width, channels = shape
+    if channels > 1 or height == width:
+        raise UsageError(
+            f"A sample of {whose} has the shape {height} x {width} x {channels}, which looks like"
+            " height x width x channels: give channels x height x width, as x.transpose(0, 3, 1, 2)"
+            " of a numpy array, or x.permute(0, 3, 1, 2) of a tensor."
+        )
+
+
 def combine(parts: Iterable[object]) -> str:
     """One digest of several digests or settings."""
     return blake2b(repr(list(parts)).encode(), digest_size=16).hexdigest()
@@ -166,6 +180,12 @@ def numbers(what: str, values: Array) -> NDArray[Any]:
         raise UsageError(
             f"{what} must be an array of numbers with rows of equal length."
         ) from error
+    if array.dtype.kind in "OSU" and array.ndim == 1 and what.startswith("The y of"):
+        raise UsageError(
+            f"{what} holds words ({quote(str(array[0]))}, for instance): number the classes from 0,"
+            " as in names, y = numpy.unique(y, return_inverse=True), with the same names at all"
+            " parties."
+        )
     if array.dtype.kind not in "fiub":
         raise UsageError(
             f"{what} must be an array of numbers, but it holds values of type {array.dtype}."

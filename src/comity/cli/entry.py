@@ -39,6 +39,11 @@ def _run_command(signals: Signals) -> None:
 
         print(version_line())
         return
+    if sys.argv[1:] in ([], ["--help"]):
+        from comity.cli.overview import help_text
+
+        print(help_text())
+        return
     with signals.end_process():
         import click
 

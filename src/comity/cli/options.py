@@ -15,7 +15,7 @@ import typer
 
 from comity.cli.usage import App
 from comity.cli.version import version_line
-from comity.errors import ComityError, CorruptedFile, UsageError, describe
+from comity.errors import ComityError, CorruptedFile, UsageError, describe, may_pass
 from comity.runs.config import Experiment, experiment, read
 from comity.spec import parse_value
 
@@ -293,17 +293,22 @@ class StoppedByUser(ComityError):
 
 
 @contextlib.contextmanager
-def resumable(how: str) -> Iterator[None]:
-    """Add how to resume to the message of whatever ends a run early."""
+def resumable(how: str, *, always: bool = False) -> Iterator[None]:
+    """Add how to resume to the message of what ends a run early, if resuming may help.
+
+    An error in a method's code would occur again. It helps `always` between sites, where one may
+    be corrected, and in a study, whose finished runs are kept.
+    """
     try:
         yield
     except KeyboardInterrupt:
         raise StoppedByUser(f"Stopped; resume from the last checkpoint with: {how}") from None
     except (UsageError, CorruptedFile):  # resuming would fail again
         raise
-    except (ComityError, OSError, MemoryError, RuntimeError) as why:
-        # torch raises RuntimeError if memory runs out
-        raise ComityError(f"{describe(why)} Resume with: {how}") from why
+    except Exception as why:
+        if may_pass(why) or (always and isinstance(why, ComityError | RuntimeError)):
+            raise ComityError(f"{describe(why)} Resume with: {how}") from why
+        raise
 
 
 def write_report(folder: Path) -> None:

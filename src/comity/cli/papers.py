@@ -17,6 +17,7 @@ from comity.cli.options import (
     Track,
     app,
     chosen_seeds,
+    print_warning,
     resumable,
     trackers,
     write_report,
@@ -136,7 +137,7 @@ def reproduce(
         raise UsageError(f"Nothing of {name} can be run here: {runs[0].why}.")
     folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
     run_trackers = trackers(track, folder)
-    with resumable(f"the same command and --out {folder}"):
+    with resumable(f"the same command and --out {folder}", always=True):
         run_count = sum(len(run.experiments) for run in runs if not run.why)
         progress = screen.progress_of_runs(run_count, job_count)
         results = reproduce.execute(runs, folder, progress, run_trackers, job_count)
@@ -195,6 +196,11 @@ def _show_table(reproduction: Reproduction, folder: Path) -> None:
         screen.out.print(str(verdict), soft_wrap=True)
     for claim in untested(table, claim_verdicts):
         screen.out.print(f"{claim}: not tested", soft_wrap=True)
+    if reproduction.scale == "smoke":
+        print_warning(
+            "These figures are those of --scale smoke: a little of the data and few rounds, to see"
+            " that everything runs. They say nothing about the paper: use --scale reduced or full."
+        )
     screen.out.print(
         f"{pages.cost(reproduction)}. The table and the runs are in {folder}", soft_wrap=True
     )

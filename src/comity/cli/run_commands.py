@@ -38,7 +38,7 @@ from comity.cli.site_runs import (
     follow_run,
     submit_run,
 )
-from comity.errors import UsageError
+from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
 from comity.names import display_name
 from comity.runs.config import Experiment, experiment
@@ -139,7 +139,7 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
     from comity.runs.folder import RunFolder
     from comity.runs.run_metric import metric_of
     from comity.runs.run_warnings import warning_texts
-    from comity.runs.summary import has_diverged
+    from comity.runs.summary import has_diverged, no_round_counted
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
     name = display_name(summary["algorithm"])
@@ -193,6 +193,10 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
         print_recording_size(folder, [folder])
     for text in warning_texts(summary, "during", "after"):
         print_warning(text)
+    if no_round_counted(summary):
+        raise ComityError(
+            f"No round of {name} counted: the models in {folder} are the initial ones."
+        )
 
 
 def _steps(summary: dict[str, Any]) -> str:
@@ -291,7 +295,7 @@ def compare(
         )
 
     run_trackers = trackers(track, folder)
-    with resumable(f"the same command and --out {folder}"):
+    with resumable(f"the same command and --out {folder}", always=True):
         more_runs = announce(base, algos, seed_list, only) if leave_one_out else 0
         run_count = len({SOLO, *algos}) * len(seed_list) + more_runs
         progress = screen.progress_of_runs(run_count, job_count)
@@ -333,6 +337,11 @@ def compare(
         print_recording_size(folder, [run for runs in folders.values() for run in runs])
     if report:
         write_report(folder)
+    if untrained := [row.algorithm for row in findings.rows if row.untrained]:
+        raise ComityError(
+            f"Under some seed, no round of {', '.join(untrained)} counted: such a method is not"
+            " ranked."
+        )
 
 
 def chosen_methods(
@@ -433,6 +442,8 @@ def show_comparison(
         )
     if resolved.newcomers:
         legend.append("newcomers: accuracy after joining, and the gain over training alone.")
+    if any(row.untrained for row in rows):
+        legend.append("no round: no round counted, so that the method is not ranked.")
     if any(row.caveats for row in rows):
         legend.append("*: see the warnings.")
     screen.print_legend(" ".join(legend))
@@ -485,7 +496,7 @@ def tune(
     folder = out or free_folder(f"tune-{display_name(base.algorithm)}")
     points = parse_grid(grid)
     run_trackers = trackers(track, folder)
-    with resumable(f"the same command and --out {folder}"):
+    with resumable(f"the same command and --out {folder}", always=True):
         seed_list = chosen_seeds(seeds, base.seed)
         run_count = prod(map(len, points.values())) * len(seed_list)
         progress = screen.progress_of_runs(run_count, job_count)
@@ -496,6 +507,7 @@ def tune(
             spread(trial.validations),
             spread(trial.tests) + (" *" if trial.caveats else ""),
             ", ".join(map(str, trial.rounds)),
+            _spread_or_diverged(trial.lasts),
             f"{trial.mean_steps:,.0f}",
         ]
         for trial in tuning.trials
@@ -507,11 +519,12 @@ def tune(
         f"{display_name(base.algorithm)}: {metric}, up to {base.rounds} rounds{seed_count}, best by"
         " validation first"
     )
-    screen.table([*points, "validation", "test", "round", "steps"], rows, title)
+    screen.table([*points, "validation", "test", "round", "test at end", "steps"], rows, title)
     legend = (
         "validation, test: mean over parties after the round in the column round, which is the best"
         " round on all validation samples"
     )
+    legend += "; test at end: after the last round, as 'comity compare' reports it"
     legend += "; ±: sample standard deviation over seeds." if several_seeds else "."
     legend += " steps: gradient evaluations of a party in the run, mean over parties."
     if any(trial.caveats for trial in tuning.trials):
@@ -528,6 +541,14 @@ def tune(
         write_report(folder)
     else:
         screen.out.print(f"Write a report of all runs with: comity report {folder}", soft_wrap=True)
+
+
+def _spread_or_diverged(figures: Sequence[float | None]) -> str:
+    """Return the mean and spread of figures as text, or that one of them is missing."""
+    from comity.units import spread
+
+    present = [figure for figure in figures if figure is not None]
+    return spread(present) if len(present) == len(figures) else "diverged"
 
 
 @app.command()

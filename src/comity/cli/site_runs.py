@@ -77,7 +77,7 @@ def follow_run(job: SubmittedJob, folder: Path) -> None:
     """Follow a submitted run to its end, and print its result."""
     from comity.cli.run_commands import show_result
 
-    with resumable(f"comity resume {folder}"):
+    with resumable(f"comity resume {folder}", always=True):
         summary = _follow(job, folder)
         show_result(folder, summary)
         check_completed([summary])
@@ -142,7 +142,7 @@ def compare_sites(
         summaries.append(summary)
         return summary
 
-    with resumable(f"the same command and --out {folder}"):
+    with resumable(f"the same command and --out {folder}", always=True):
         findings = comparison.compare_sites(
             federation, base, algos, seeds, folder, follow, deadline, wait
         )
@@ -152,5 +152,5 @@ def compare_sites(
     for warning in findings.warnings:
         print_warning(warning.text)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
-    with resumable(f"the same command and --out {folder}"):
+    with resumable(f"the same command and --out {folder}", always=True):
         check_completed(summaries)

@@ -9,10 +9,11 @@ from typing import Any, TypeVar, get_args
 
 import click
 import typer
-from typer.core import TyperArgument, TyperCommand
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
 from comity import hints
+from comity.cli.overview import help_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 ARGUMENTS, OPTIONS = "Arguments", "Options"
@@ -110,8 +111,34 @@ def _restore_help(params: Sequence[click.Parameter], callback: Any) -> None:
             param.help = infos[0].help if infos else None
 
 
+class Group(TyperGroup):
+    """A group of commands whose help shows every summary in full."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help page; that of all commands is also written without slow imports."""
+        if ctx.parent is None:
+            formatter.write(help_text())
+        else:
+            super().format_help(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first paragraph of each command's help."""
+        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, _first_paragraph(command.help or "")) for name, command in commands]
+            )
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.strip().split("\n\n")[0].split())
+
+
 class App(typer.Typer):
     """A Typer app whose commands are of the class `Command`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"cls": Group, **options})
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
         """Return a decorator that adds a command."""

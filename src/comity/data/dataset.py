@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from comity.base.key import Key
-from comity.base.samples import Ints, PartyData, Samples, combine, numbers
+from comity.base.samples import (
+    Ints,
+    PartyData,
+    Samples,
+    check_channels_first,
+    combine,
+    numbers,
+)
 from comity.data import partitions, protocols, shifts
 from comity.data.custom_partitions import CustomPartition, custom_partition_name
 from comity.data.federation import Federation, Preprocess, Sums, share
@@ -134,6 +141,7 @@ class Dataset:
             and self.x.dim() == 4
             and len(self.x)
         ):
+            check_channels_first(self._display_name, tuple(self.x.shape[1:]))
             # Bytes are not copied: all processes share the pages of a memory-mapped file. Only
             # the labels are checked.
             labels = Samples.of(
@@ -169,7 +177,7 @@ class Dataset:
         if coerce("classes", self.classes, int) and self.y.max() >= self.classes:
             raise UsageError(
                 f"A label of {self._display_name} is {int(self.y.max())}, but labels must be less"
-                f" than classes={self.classes}."
+                f" than classes={self.classes}: number the classes from 0."
             )
         if self.x.dim() == 4 and not self._bytes and not 0 <= self.x.min() <= self.x.max() <= 1:
             raise UsageError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from comity.html import view
 from comity.spec import coerce
 
 Pair = tuple[Array, Array]
+TorchDataset = torch.utils.data.Dataset[Any]
+PartyInput = Pair | tuple[Pair, Pair] | TorchDataset | tuple[TorchDataset, TorchDataset]
+"""The samples of a party: one pair or dataset, or one for training and one for testing."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ class Federation:
 
     @staticmethod
     def from_arrays(
-        parties: Mapping[str, Pair | tuple[Pair, Pair]],
+        parties: Mapping[str, PartyInput],
         test: str = "own(0.25)",
         validation: float = 0.1,
         seed: int = 0,
@@ -235,12 +239,13 @@ class Federation:
 
         Args:
             parties: by name, `(x, y)` or `((x, y), (x_test, y_test))`, as numpy arrays, tensors,
-                lists or pandas frames. Columns of frames are matched by name. Values are used
-                without scaling.
+                lists or pandas frames; or a torch dataset in place of a pair. Columns of
+                frames are matched by name. Values are used without scaling.
             test: test protocol for parties without test arrays: `own(...)` or `tail(...)`.
             validation: fraction of the training samples that is used for validation.
             seed: seed of the random choices.
-            classes: number of classes; 0 for regression. Default: the largest label plus 1.
+            classes: number of classes; 0 for regression. Default: the largest label plus 1, if
+                all labels from 0 occur.
 
         Raises:
             UsageError: if the arrays do not fit together.
@@ -334,9 +339,10 @@ def share(
     )
 
 
-def _read_party(name: str, value: Pair | tuple[Pair, Pair], amounts: bool) -> tuple[Samples, int]:
+def _read_party(name: str, given: PartyInput, amounts: bool) -> tuple[Samples, int]:
     """A party's samples, and how many at their end are the test samples that it gave."""
     check_name(name)
+    value = _unpack(name, given)
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise UsageError(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
     # Lists are arrays; only tuples are pairs.
@@ -348,6 +354,32 @@ def _read_party(name: str, value: Pair | tuple[Pair, Pair], amounts: bool) -> tu
     )
     _check_same_shape({f"the training part of party {name!r}": train, "its test part": test})
     return Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y])), len(test)
+
+
+def _unpack(name: str, value: Any) -> Any:
+    """The arrays of torch datasets: of one, or of a pair for training and test. Other values are
+    returned as they are.
+    """
+    if isinstance(value, torch.utils.data.Dataset):
+        return _arrays_of(name, value)
+    if isinstance(value, tuple) and any(isinstance(v, torch.utils.data.Dataset) for v in value):
+        return tuple(_unpack(name, part) for part in value)
+    return value
+
+
+def _arrays_of(name: str, dataset: TorchDataset) -> tuple[Any, Any]:
+    """All samples of a torch dataset as two arrays."""
+    try:
+        items = [dataset[k] for k in range(len(dataset))]  # type: ignore[arg-type]
+        return (
+            torch.stack([torch.as_tensor(x) for x, _ in items]),
+            torch.as_tensor([float(y) for _, y in items]),
+        )
+    except Exception as why:
+        raise UsageError(
+            f"The torch dataset of party {name!r} must have a length, and items (x, y) with x a"
+            f" tensor and y a number (for pictures: transform=ToTensor()): {why}"
+        ) from why
 
 
 def _check_same_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
@@ -370,6 +402,15 @@ def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
             raise UsageError(
                 f"The labels reach {inferred - 1}, but there are fewer samples than that; "
                 "number the classes from 0, or give their number with classes=..."
+            )
+        labels = np.unique(np.concatenate([s.y.numpy() for s in samples.values()]))
+        if len(labels) < inferred:
+            missing = sorted(set(range(inferred)) - set(labels.tolist()))
+            raise UsageError(
+                f"No party has a sample of class {missing[0]}, but labels reach {inferred - 1}:"
+                " number the classes from 0 without gaps (names, y = numpy.unique(y,"
+                " return_inverse=True) over all parties), or say with"
+                f" classes={inferred} that there are that many."
             )
         return inferred
     count: int = coerce("classes", classes, int)

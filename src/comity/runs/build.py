@@ -53,6 +53,8 @@ class SimulatedRun(ServerRun):
 
     federation: Federation
     parties: list[Party]
+    setting_warnings: tuple[str, ...] = ()
+    """Sentences about settings that have no effect."""
 
     @cached_property
     def root(self) -> Key:
@@ -77,7 +79,12 @@ class SimulatedRun(ServerRun):
         method on them.
         """
         unused = [start.text for start in self.context.initial_weights if start.unused]
-        return [*self.federation.warnings, *self.method_warnings(), *unused]
+        return [
+            *self.federation.warnings,
+            *self.method_warnings(),
+            *self.setting_warnings,
+            *unused,
+        ]
 
     def engine(self) -> Engine:
         """The engine that the experiment names, with all parties."""
@@ -192,7 +199,20 @@ def prepare(
     _check_custom_metric(job)
     settings, algorithm = job.privacy.with_noise()
     job = replace(job, experiment=settings, algorithm=algorithm)
-    return replace(job, experiment=_resolve_auto(job, device))
+    return replace(
+        job, experiment=_resolve_auto(job, device), setting_warnings=_without_effect(experiment)
+    )
+
+
+def _without_effect(experiment: Experiment) -> tuple[str, ...]:
+    """A sentence for each setting that has no effect beside the others."""
+    workers = experiment.workers or 1
+    if experiment.engine == "loop" and workers > 1:
+        return (
+            f"workers={workers} has no effect with engine=loop, which runs one party after another:"
+            " use engine=process.",
+        )
+    return ()
 
 
 def _check_custom_metric(job: SimulatedRun) -> None:

@@ -49,7 +49,12 @@ def start(
     interval()  # a wrong COMITY_CHECKPOINT_SECONDS is refused before anything is written
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, not a folder: choose another --out.")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as why:
+        raise UsageError(
+            f"The folder {folder} cannot be created ({why.strerror}): choose another --out."
+        ) from why
     with prepared_process(run_folder):
         run_folder.check_free()  # once more, now that no other process can start here
         settings = config.write(job.experiment)

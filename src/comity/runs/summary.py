@@ -64,6 +64,13 @@ def final_block(rows: list[Note], metric: Metric, tests: dict[str, int]) -> dict
     }
 
 
+def no_round_counted(summary: Mapping[str, Any]) -> bool:
+    """Return whether all rounds of a run were discarded: its models are the initial ones."""
+    discarded = {row["round"] for row in summary.get("discarded", summary.get("void", ()))}
+    rounds = range(1, summary["rounds"] + 1)
+    return len(rounds) > 0 and discarded.issuperset(rounds)
+
+
 def has_diverged(block: Mapping[str, Any]) -> bool:
     """Return whether a metric's block has no mean because a model has diverged."""
     return block.get("mean") is None and "missing" in block

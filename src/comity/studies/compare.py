@@ -25,6 +25,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
+from comity.runs.summary import no_round_counted
 from comity.safe_files import path_inside, write_atomically
 from comity.studies.compare_warnings import BatchNormCheck, compare_steps
 from comity.studies.equal_steps import describe_equal_steps
@@ -118,6 +119,8 @@ def compare(
     """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
+    for method in dict.fromkeys(m for m in algorithms if list(algorithms).count(m) > 1):
+        warn(f"{display_name(method)} is given several times, and is compared once.")
     data = cached_federations(federation)
     base = with_one_worker(one_process(base) if record_messages else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
@@ -243,7 +246,10 @@ def findings(
     picked = max(1, len(open_to_all))
     same = same_parties(of_seed.shares for of_seed in parties.values())
     too_few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
-    gained = {m: _gains(m, parties, out, metric.name) for m in summaries}
+    untrained = {m for m, runs in summaries.items() if any(map(no_round_counted, runs))}
+    gained = {
+        m: {} if untrained & {m, SOLO} else _gains(m, parties, out, metric.name) for m in summaries
+    }
     rows = {
         m: method_summary(
             display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name

@@ -24,7 +24,7 @@ from comity.runs.run import reopen
 from comity.runs.run_metric import metric_of
 from comity.runs.run_warnings import When, upgrade_warnings
 from comity.studies.compare import COMPARISON, Findings, run_folder
-from comity.studies.method_summary import MethodSummary
+from comity.studies.method_summary import MethodSummary, figure_of
 from comity.studies.overall_verdict import OverallVerdict
 from comity.studies.party_verdicts import PartyVerdict
 from comity.studies.tune import Trial, Trials
@@ -141,7 +141,8 @@ class Comparison:
         """Return a data frame.
 
         "methods" has one row per method, "answers" one per party and method, and "metrics" the rows
-        of metrics.csv of all runs.
+        of metrics.csv of all runs. In "answers", `verdict` is about that method alone, and
+        `party_verdict` about the choice between all methods.
         """
         if what == "methods":
             return frame([self._method_row(row) for row in self.rows])
@@ -150,8 +151,9 @@ class Comparison:
                 [
                     {
                         "party": answer.party,
-                        "verdict": answer.verdict,
+                        "party_verdict": answer.verdict,
                         "method": method,
+                        "verdict": gain.verdict,
                         **asdict(gain),
                     }
                     for answer in self.answers
@@ -238,8 +240,7 @@ def open_comparison(
     }
     for row in findings.rows:
         if row.figure != [
-            (run.summary.get(findings.metric) or {}).get("mean")
-            for run in results[row.algorithm].values()
+            figure_of(run.summary, findings.metric) for run in results[row.algorithm].values()
         ]:
             raise ComityError(
                 f"{path} does not belong to these runs, one of which has continued since: compare"

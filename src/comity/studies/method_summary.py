@@ -13,6 +13,7 @@ from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.privacy.account import epsilon_for_json, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.runs.step_warnings import step_warnings
+from comity.runs.summary import no_round_counted
 from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
 from comity.units import deviation, duration, size
 
@@ -69,6 +70,8 @@ class MethodSummary:
     """The gradient evaluations of a party in the whole run, mean over parties and seeds."""
     server_steps: float | None = field(default=None, kw_only=True)
     """The gradient evaluations of the server in the whole run, mean over seeds."""
+    untrained: bool = field(default=False, kw_only=True)
+    """Whether no round of a run counted: the method has no figures, since it has not trained."""
 
     @property
     def gained(self) -> int:
@@ -93,6 +96,8 @@ class MethodSummary:
         """
         metric = METRICS[self.metric]
         figure = "none" if not self.accuracy else "diverged"
+        if self.untrained:
+            figure = "no round"
         if self.mean is not None:
             figure = f"{self.mean:.1%}" + (f" ± {100 * self.spread:.1f}" if several else "")
         accuracy = {}
@@ -206,7 +211,7 @@ def method_summary(
     return MethodSummary(
         algorithm,
         metric,
-        figure=[(summary.get(metric) or {}).get("mean") for summary in summaries],
+        figure=[figure_of(summary, metric) for summary in summaries],
         worst_figure=[_worst(summary.get(metric) or {}, METRICS[metric]) for summary in summaries],
         accuracy=[block["mean"] for block in plain],
         worst=[min(v for v in block["per_party"].values() if v is not None) for block in plain],
@@ -233,7 +238,16 @@ def method_summary(
         rounds=_mean([summary["rounds"] for summary in summaries]),
         steps=_mean([steps_of_party(summary) for summary in summaries]),
         server_steps=_mean([summary.get("server_steps", 0) for summary in summaries]),
+        untrained=any(map(no_round_counted, summaries)),
     )
+
+
+def figure_of(summary: Mapping[str, Any], metric: str) -> float | None:
+    """Return a run's mean of a metric over parties; None if a model diverged, or no round
+    counted.
+    """
+    figure: float | None = (summary.get(metric) or {}).get("mean")
+    return None if no_round_counted(summary) else figure
 
 
 def steps_of_party(summary: Mapping[str, Any]) -> float:

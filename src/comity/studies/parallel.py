@@ -27,7 +27,7 @@ from comity.data import Federation
 from comity.engines.process import signals_blocked
 from comity.engines.ray_cluster import keep_actors
 from comity.engines.site_store import state_bytes
-from comity.errors import ComityError, CorruptedFile, UsageError, describe_exit, quote
+from comity.errors import ComityError, CorruptedFile, UsageError, WorkerLost, describe_exit, quote
 from comity.machine import available_memory, private_memory
 from comity.models import CustomModel
 from comity.names import display_name
@@ -405,7 +405,7 @@ class _RunPool:
                 has_exited = True
             if has_exited and k in self._running:
                 member.process.join(1)
-                raise ComityError(
+                raise WorkerLost(
                     f"The run {self._runs[k].title} {describe_exit(member.process.exitcode)}."
                 )
         if isinstance(self._progress, Overview):
@@ -437,7 +437,11 @@ class _RunPool:
             case "done":
                 self._finish(k, member, content[0])
             case "failed":
-                errors = {"UsageError": UsageError, "CorruptedFile": CorruptedFile}
+                errors: dict[str, type[ComityError]] = {
+                    "UsageError": UsageError,
+                    "CorruptedFile": CorruptedFile,
+                    **dict.fromkeys(("WorkerLost", "OSError", "MemoryError"), WorkerLost),
+                }
                 error = errors.get(content[0], ComityError)
                 raise error(f"{self._runs[k].title}: {content[1]}") from Elsewhere(content[2])
 

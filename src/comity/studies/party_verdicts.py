@@ -44,6 +44,11 @@ class Estimate:
         return self.high < 0
 
     @property
+    def verdict(self) -> Verdict:
+        """The verdict on this gain alone: gains, level, or better alone."""
+        return "gains" if self.helped else "alone" if self.hurt else "level"
+
+    @property
     def short(self) -> str:
         """The gain in points, with half the width of the interval in brackets."""
         return f"{100 * self.gain:+.1f} (±{50 * (self.high - self.low):.1f})"

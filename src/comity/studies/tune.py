@@ -59,6 +59,10 @@ class Trial:
     """Caveats of these figures, a sentence each."""
     steps: tuple[float, ...] = ()
     """The gradient evaluations of a party in the whole run, mean over parties."""
+    lasts: tuple[float | None, ...] = ()
+    """The test figures after the last round, which `comity compare` reports; None where a model
+    has diverged.
+    """
 
     @property
     def name(self) -> str:
@@ -245,7 +249,8 @@ def _trial(
     texts = [*caveats, *_not_validated(summary, validated, metric)]
     of_seed = tuple(f"seed {run.experiment.seed}: {text}" for text in texts)
     steps = (steps_of_party(summary),)
-    return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed, steps)
+    last = (summary[metric.name]["mean"],)
+    return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed, steps, last)
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
@@ -282,5 +287,8 @@ def _combine_seeds(trials: Sequence[Trial]) -> Trial:
 
     return Trial(
         trials[0].settings,
-        *(concatenate(name) for name in ("validations", "tests", "rounds", "caveats", "steps")),
+        *(
+            concatenate(name)
+            for name in ("validations", "tests", "rounds", "caveats", "steps", "lasts")
+        ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from comity.base.key import BatchKey
 from comity.base.record import Params, ReadOnlyDict, read_only, tensor_versions, tree_map
-from comity.errors import ComityError
+from comity.errors import ComityError, quote
 from comity.training.dp_sgd import PrivateGradients, Sampling, check_separable, poisson_batches
 from comity.training.gradient_count import GradientCount, add_gradients
 from comity.training.kernels import TAPE, SecondOrder, Tape
@@ -69,7 +70,10 @@ def _descent(request: FitRequest[Any], aux: Any, thin: bool) -> Descent:
     """The gradient descent that a request describes, on copies of its tensors."""
 
     def loss(theta: Params, batch: Batch) -> Tensor:
-        return request.objective(request.task, theta, batch, aux)
+        value = request.objective(request.task, theta, batch, aux)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ComityError(_not_a_number(request.objective, value))
+        return value
 
     names, pull = request.names, request.pull
     return Descent(
@@ -82,6 +86,19 @@ def _descent(request: FitRequest[Any], aux: Any, thin: bool) -> Descent:
         Anchor.at(names, pull.to, pull.weight) if pull else None,
         thin,
     )
+
+
+def _not_a_number(loss: Any, value: Any) -> str:
+    """The message for a loss that returned something else than one number."""
+    code = getattr(loss, "__code__", None)
+    place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if isinstance(value, Tensor):
+        return (
+            f"{name}{place} must return one number, but returned a tensor of shape"
+            f" {[*value.shape]}: return its mean."
+        )
+    return f"{name}{place} must return a tensor of one number, but returned {quote(value)}."
 
 
 def train_privately(request: FitRequest[Any], private: Private) -> Fitted:

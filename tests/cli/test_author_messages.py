@@ -1,0 +1,63 @@
+"""Messages for authors of methods: they name the author's line, and say what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from harness import OWN, SMALL, comity, complaint, one_sentence
+
+VECTOR = """\
+async def train_locally(self, theta, m, party, key):
+        return (await party.fit(self.loss, theta, key)).theta
+
+    def loss(self, task, theta, batch, aux):
+        return (task.logits(theta, batch.x) ** 2).sum(1)
+"""
+NOTHING = VECTOR.replace("return (task.logits(theta, batch.x) ** 2).sum(1)", "pass")
+ON_SELF = """\
+async def train_locally(self, theta, m, party, key):
+        self.last = theta
+        return await super().train_locally(theta, m, party, key)
+"""
+
+
+def failure(tmp_path: Path, name: str, body: str, *more: object) -> str:
+    """The message of a run of a user's method that fails."""
+    file = tmp_path / f"{name}.py"
+    file.write_text(OWN.format(body), encoding="utf-8")
+    return complaint(comity("run", file, *SMALL, "--out", tmp_path / "out", *more), 1)
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "process"])
+def test_loss_that_returns_a_vector(engine: str, tmp_path: Path) -> None:
+    message = failure(tmp_path, f"vector_{engine}", VECTOR, "--engine", engine)
+    assert (
+        f"loss (vector_{engine}.py:15) must return one number, but returned a tensor of shape [10]:"
+        " return its mean." in message
+    )
+    assert "esume" not in message
+
+
+def test_loss_that_returns_nothing(tmp_path: Path) -> None:
+    message = failure(tmp_path, "nothing", NOTHING)
+    assert "loss (nothing.py:15) must return a tensor of one number, but returned None." in message
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "process"])
+def test_state_on_self(engine: str, tmp_path: Path) -> None:
+    message = failure(tmp_path, f"on_self_{engine}", ON_SELF, "--engine", engine)
+    assert f"FrozenInstanceError in train_locally (on_self_{engine}.py:13)" in message
+    assert "belongs in the server's state or a party's state" in message
+    assert "esume" not in message
+
+
+def test_option_of_several_types_says_what_it_can_be() -> None:
+    message = one_sentence(comity("run", "fedavg+dbe", "--set", "kappa=high"), 2)
+    assert message == "comity: kappa of dbe must be a number, paper or auto, not 'high'."
+
+
+def test_folder_that_cannot_be_created() -> None:
+    message = one_sentence(comity("run", "fedavg", *SMALL, "--out", "/proc/x"), 2)
+    assert "/proc/x cannot be created (" in message
+    assert "choose another --out" in message

@@ -1,0 +1,80 @@
+"""Labels with gaps, words as labels, pictures with channels last, and torch datasets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from comity.data import Dataset as Pooled
+from comity.data import Federation
+from comity.errors import UsageError
+
+X: Any = np.random.default_rng(0).random((40, 3)).astype(np.float32)
+Y: Any = np.arange(40) % 2
+PICTURES: Any = np.random.default_rng(0).random((40, 12, 12, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [(Y + 1, "No party has a sample of class 0, but labels reach 2"), (Y * 7, "of class 1, but")],
+    ids=["from-1", "gap"],
+)
+def test_labels_with_gaps_are_refused(labels: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as error:
+        Federation.from_arrays({"a": (X, labels), "b": (X, labels)})
+    assert "return_inverse=True" in str(error.value)
+    assert f"classes={labels.max() + 1}" in str(error.value)
+
+
+def test_gap_is_accepted_with_the_number_of_classes() -> None:
+    assert Federation.from_arrays({"a": (X, Y * 7)}, classes=8).classes == 8
+
+
+def test_class_that_only_another_party_has_is_no_gap() -> None:
+    assert Federation.from_arrays({"a": (X, Y), "b": (X, Y * 2)}).classes == 3
+
+
+def test_words_as_labels_are_refused_with_what_to_do() -> None:
+    words = np.array(["ill", "well"])[Y]
+    with pytest.raises(UsageError, match=r"holds words \('ill', for instance\).*return_inverse"):
+        Federation.from_arrays({"a": (X, words)})
+
+
+@pytest.mark.parametrize("kind", ["floats", "bytes"])
+def test_channels_last_is_refused_with_what_to_do(kind: str) -> None:
+    pictures: Any = PICTURES if kind == "floats" else (PICTURES * 255).astype(np.uint8)
+    with pytest.raises(UsageError, match=r"12 x 12 x 3.*transpose\(0, 3, 1, 2\)"):
+        Pooled("mine", pictures, Y, classes=2)
+    with pytest.raises(UsageError, match=r"party 'a' has the shape 12 x 12 x 3"):
+        Federation.from_arrays({"a": (pictures, Y)})
+    Federation.from_arrays({"a": (pictures.transpose(0, 3, 1, 2), Y)})
+
+
+def test_narrow_signals_are_no_pictures() -> None:
+    """Nine channels, 128 moments, one row."""
+    assert Federation.from_arrays({"a": (np.zeros((40, 9, 128, 1)), Y)}).shape == (9, 128, 1)
+
+
+def test_torch_datasets_are_accepted() -> None:
+    data = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    one, other = Federation.from_arrays({"a": data}), Federation.from_arrays({"a": (X, Y)})
+    assert one.fingerprint() == other.fingerprint()
+    pair = Federation.from_arrays({"a": (data, data)})
+    assert len(pair.parties["a"].test) == 40
+
+
+class Words(Dataset[Any]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, k: int) -> Any:
+        return "a picture", 1
+
+
+def test_torch_dataset_of_other_things_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"party 'a' must have a length, and items \(x, y\)"):
+        Federation.from_arrays({"a": Words()})
