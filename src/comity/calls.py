@@ -85,6 +85,7 @@ class Settings(TypedDict, total=False):
     engine: Literal["auto", "loop", "process", "stacked", "ray"]
     workers: int | None
     gpus: float | None
+    cache: bool
     partial_sums: bool
     secure_aggregation: bool
     secure_aggregation_range: float
@@ -142,6 +143,7 @@ def run(
     engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
     workers: int | None = None,
     gpus: float | None = None,
+    cache: bool = True,
     partial_sums: bool = False,
     secure_aggregation: bool = False,
     secure_aggregation_range: float = 128.0,
@@ -219,6 +221,8 @@ def run(
             (stacked), or on a Ray cluster; flare: at real sites, with --federation
         workers: number of worker processes; default: one per core
         gpus: GPUs, or a fraction of one, per Ray worker (untested)
+        cache: compute the representations of a frozen encoder once, if there is no augmentation;
+            results differ by rounding
         partial_sums: let each worker (process or ray) sum its parties' replies where the method
             only averages them: less traffic; results differ by rounding
         secure_aggregation: with --federation: the server learns the mean of the replies and no

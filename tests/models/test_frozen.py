@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from closed_forms import assert_closed_forms
+from frozen_models import SHARE_THE_ENCODER, encoder, model
 from matrix import compositions, ragged, run, short, weights
 from sweeps import over_methods
 from torch import nn
@@ -17,25 +18,6 @@ from torch import nn
 import comity
 from comity.core import Key
 from comity.errors import UsageError
-
-
-def encoder(frozen: str) -> nn.Sequential:
-    """An encoder with BatchNorm and dropout, of which the first layers or all are frozen."""
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        layers = nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 8), nn.Tanh()
-        )
-    layers[1].requires_grad_(False)
-    if frozen == "all":
-        layers.requires_grad_(False)
-    return layers
-
-
-def model(frozen: str) -> tuple[nn.Sequential, nn.Linear]:
-    with torch.random.fork_rng():
-        torch.manual_seed(6)
-        return encoder(frozen), nn.Linear(8, 10)
 
 
 def with_batchnorm() -> tuple[nn.Module, nn.Module]:
@@ -47,8 +29,6 @@ def with_batchnorm() -> tuple[nn.Module, nn.Module]:
     return layers, nn.Linear(8, 10)
 
 
-SHARE_THE_ENCODER = ("fedper", "fedrep(", "fedbabu")
-"""Methods that share nothing if the encoder is frozen."""
 TRAINED = {
     "part": {"encoder.4.weight", "encoder.4.bias", "head.weight", "head.bias"},
     "all": {"head.weight", "head.bias"},

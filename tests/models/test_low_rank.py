@@ -15,7 +15,8 @@ from torch import Tensor
 import comity
 from comity import models
 from comity.core import Key, LearningTask, Params, gradient
-from comity.models.low_rank import LowRank, base_file, located, low_rank, without_factors
+from comity.models.low_rank import LowRank, low_rank, without_factors
+from comity.models.named_files import located, named_files
 from comity.models.stack import Builder, Stack, linear
 from comity.studies.export import export, load
 
@@ -379,12 +380,11 @@ def test_model_strings() -> None:
     assert without_factors("vit(rank=3)") == "vit"
     assert located("vit(rank=3,base=7)") == "vit(rank=3,base=7)"
     assert located("vit(rank=3,base=x)") == f"vit(rank=3,base={Path('x').resolve()})"
-    assert base_file("vit(rank=3)") is None
-    assert base_file("mlp2") is None
-    assert (
-        base_file("vit(rank=3,base=x/weights.safetensors)")
-        == Path("x/weights.safetensors").resolve()
-    )
+    assert named_files("vit(rank=3)") == named_files("mlp2") == []
+    assert named_files("vit(rank=3,base=x/weights.safetensors)") == [
+        Path("x/weights.safetensors").resolve()
+    ]
+    assert located("hf(./x)") == f"hf(path={Path('x').resolve()})"
 
 
 def test_networks_are_compared_by_identity() -> None:

@@ -311,7 +311,12 @@ class Adcol(DiscriminatorSteps, PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     def adjust_traits(self, declared: Traits) -> Traits:
         weights = () if self.aggregate == "none" else ("weights",)
-        return replace(declared, also_leaves=weights, not_private=self.why_rows_not_private)
+        return replace(
+            declared,
+            also_leaves=weights,
+            raw_inputs=self.objective != "ce",  # the views of self-supervision are of inputs
+            not_private=self.why_rows_not_private,
+        )
 
 
 @accounts_for(Adcol)

@@ -133,5 +133,6 @@ class AffineRobust(AveragedModel[FlraState]):
 
     traits = replace(
         AveragedModel.traits,
+        raw_inputs=True,
         not_private="what its parties do to their inputs is learned from all of a batch",
     )

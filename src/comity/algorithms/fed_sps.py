@@ -332,6 +332,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     traits = replace(
         PeerToPeer.traits,
         shares="gradients",
+        raw_inputs=True,
         also_leaves=("weights",),
         self_contained=True,
         hears_peers=True,

@@ -77,7 +77,7 @@ def run(
     for text in job.warnings():
         print_warning(text)
     for initial in job.context.initial_weights:
-        if not initial.unused:  # otherwise it is among the warnings
+        if not initial.is_partial:  # otherwise it is among the warnings
             screen.out.print(initial.text, soft_wrap=True)
     name = display_name(base.algorithm)
     folder = out or free_folder(f"{name}-{Path(base.data).stem}-s{base.seed}")

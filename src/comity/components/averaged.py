@@ -36,7 +36,8 @@ class AveragesWeights(Algorithm[S, C, M]):
 
     def check(self, info: Info) -> None:
         info.same_architecture("averaging")
-        if self.private_names(info.task) >= info.task.shapes.keys():
+        task = self.extend_task(info.task)
+        if self.private_names(task) >= task.shapes.keys():
             raise UsageError(
                 f"Nothing of {info.task.network.name} would be shared: all weights that are trained"
                 " stay at the party."

@@ -76,6 +76,11 @@ class Traits:
     """Whether a wrapper replaces the mean of replies (`averaging`). Two of them exclude each
     other.
     """
+    raw_inputs: bool | None = None
+    """Whether party functions use inputs otherwise than through the learning task: change, compare
+    or draw from them. If they do not, the representations of a frozen encoder, computed once, may
+    stand in for them. None: no for Comity's own methods, yes for a user's.
+    """
     needs_validation: str = ""
     """Why the method cannot run without validation samples, and what to do; "" if it can."""
     no_offset: str = ""

@@ -23,7 +23,7 @@ from comity.core.wrapper import chain
 from comity.deploy.group_size import RECORDS, Group
 from comity.deploy.secure_terms import check_can_be_secure, is_private, is_silent, share_of
 from comity.errors import UsageError, quote, unknown
-from comity.models.low_rank import base_file
+from comity.models.named_files import names_files
 from comity.names import display_name
 from comity.plugins import is_code
 from comity.privacy.secagg import SiteLimits
@@ -210,7 +210,7 @@ class SitePolicy:
                 f"{self.name} reads no files that a run names, as {quote(experiment.weights, 100)}."
             )
         for text in (experiment.model, *party_models):
-            if base_file(text):
+            if names_files(text):
                 raise UsageError(
                     f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base"
                     " can be a seed only."

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from comity.base.key import Key
 from comity.errors import UsageError, unknown
+from comity.models.encoders import ENCODERS
 from comity.models.layer_stream import LayerStream
 from comity.models.modules import Modules
 from comity.models.pretrained import InitialWeights, Pretrained
@@ -77,8 +78,14 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
         builder = partial(call_from_file, model, "build", shape, classes)
         return _call_builder(f"What build of {model} returns", builder, shape, classes, redraw)
     spec = parse(model)
+    if spec.name in ENCODERS:
+        encoder = call(spec, ENCODERS[spec.name], shape, classes)
+        pair = encoder.encoder, encoder.head
+        modules = _network_of_modules(f"The encoder {spec.name}", pair, shape, classes)
+        network = _with_given(modules, encoder.given, redraw)
+        return load_weights(network, encoder.weights) if encoder.weights else network
     if spec.name not in ZOO:
-        raise unknown("model", spec.name, ZOO)
+        raise unknown("model", spec.name, [*ZOO, *ENCODERS])
     # `base` is a seed, which may be 0, or a folder.
     values = [*spec.args, *(v for k, v in spec.options.items() if k != "base")]
     if not all(_is_positive(value) for value in values):
@@ -225,7 +232,8 @@ def _check_untied(what: str, encoder: nn.Module, head: nn.Module) -> None:
 def catalogue() -> list[dict[str, str]]:
     """Return the rows that `comity list models` prints."""
     rows = []
-    for name, builder in ZOO.items():
+    builders: dict[str, Callable[..., object]] = {**ZOO, **ENCODERS}
+    for name, builder in builders.items():
         options = list(inspect.signature(builder).parameters.values())[2:]
         rows.append(
             {

@@ -189,7 +189,7 @@ def low_rank(
         )
     if isinstance(base, int):
         return LowRank(stack, frozen, adapted, rank, alpha)
-    weights = read_parameters(_folder(base))
+    weights = read_parameters(base_folder(base))
     if wrong := next((k for k, v in frozen.items() if not _fits(weights, k, v)), None):
         actual = (
             f"has one of shape {tuple(weights[wrong].shape)}" if wrong in weights else "has none"
@@ -216,21 +216,6 @@ def without_factors(model: str) -> str:
     return str(replace(spec, options={k: v for k, v in spec.options.items() if k not in OPTIONS}))
 
 
-def base_file(model: str) -> Path | None:
-    """Return the absolute path of the weights of a network's base, if that is an exported model."""
-    base = parse(model).options.get("base") if "base" in model else None
-    return _folder(base).resolve() / WEIGHTS if isinstance(base, str) else None
-
-
-def located(model: str) -> str:
-    """Return the setting `model` with an absolute path of its base.
-
-    So a run can be resumed from any working directory.
-    """
-    spec, file = parse(model), base_file(model)
-    return str(replace(spec, options=spec.options | {"base": str(file.parent)})) if file else model
-
-
-def _folder(base: str) -> Path:
+def base_folder(base: str) -> Path:
     """Return the folder of an exported model; `base` is that folder or the file of its weights."""
     return Path(base).parent if Path(base).name == WEIGHTS else Path(base)

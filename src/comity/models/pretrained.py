@@ -41,6 +41,8 @@ class InitialWeights:
     """Tensors that keep the given values for the whole run."""
     redrawn: bool = False
     """Whether the settings ask to draw weights that were given."""
+    unfilled: tuple[str, ...] = ()
+    """Frozen tensors that the file has no values for."""
     unused: tuple[str, ...] = ()
     """What the file has and the network has not, with the reason if only the shapes differ."""
 
@@ -55,14 +57,22 @@ class InitialWeights:
             parts.append(f"{_tensors(self.drawn)} drawn{anew}")
         if self.frozen:
             parts.append(f"{_tensors(self.frozen)} frozen, neither trained nor sent")
+        if self.unfilled:
+            parts.append(f"of the frozen ones {_tensors(self.unfilled)} not in {self.source}")
         if self.unused:
             parts.append(f"not used of {self.source}: {_listed(self.unused)}")
         return f"Initial weights: {'; '.join(parts)}."
 
     @property
+    def is_partial(self) -> bool:
+        """Whether a file of weights fits the network in part only."""
+        return bool(self.unfilled or self.unused)
+
+    @property
     def entry(self) -> dict[str, Any]:
         """The entry of `summary.json`."""
-        names = {name: list(getattr(self, name)) for name in ("kept", "drawn", "frozen", "unused")}
+        parts = ("kept", "drawn", "frozen", "unfilled", "unused")
+        names = {name: list(getattr(self, name)) for name in parts}
         return {"text": self.text, "source": self.source, "redrawn": self.redrawn, **names}
 
 

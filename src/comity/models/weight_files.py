@@ -67,6 +67,7 @@ def load_weights(network: Network, file: str) -> Pretrained:
         kept=tuple(n for n in wanted if n in given and n not in frozen),
         drawn=tuple(n for n in wanted if n not in given and n not in frozen),
         frozen=tuple(frozen),
+        unfilled=tuple(n for n in frozen if n not in given),
         unused=tuple(wrong_shape.get(n, n) for n in values if n not in used),
     )
     frozen |= {n: v for n, v in given.items() if n in frozen}
@@ -137,8 +138,9 @@ def _names_in_files(name: str) -> Iterator[str]:
     plain = name.replace("~", "") if is_buffer(name) else name
     if plain != name:
         yield plain
-    if plain.startswith("encoder."):
-        yield plain.removeprefix("encoder.")
+    for prefix in ("encoder.net.", "encoder."):  # `net` is an encoder of another library
+        if plain.startswith(prefix):
+            yield plain.removeprefix(prefix)
 
 
 def _fits(value: Tensor, like: Tensor) -> bool:

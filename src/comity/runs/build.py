@@ -30,8 +30,8 @@ from comity.engines.watched import Watched
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import METRICS, check_fits
-from comity.models.low_rank import base_file
 from comity.models.modules import Modules
+from comity.models.named_files import named_files
 from comity.models.pretrained import base_of
 from comity.names import display_name
 from comity.plugins import digest
@@ -41,6 +41,7 @@ from comity.runs.context import PartyInfos, RunContext
 from comity.runs.environment import cores
 from comity.runs.party_side import make_party
 from comity.runs.planned_absences import read_plan
+from comity.runs.represented_parties import with_representations
 from comity.runs.server_run import ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.runs.trust import code_of
@@ -78,12 +79,12 @@ class SimulatedRun(ServerRun):
         """Warnings for the user before this run, a sentence each: about the data, and about the
         method on them.
         """
-        unused = [start.text for start in self.context.initial_weights if start.unused]
+        partial = [start.text for start in self.context.initial_weights if start.is_partial]
         return [
             *self.federation.warnings,
             *self.method_warnings(),
             *self.setting_warnings,
-            *unused,
+            *partial,
         ]
 
     def engine(self) -> Engine:
@@ -95,8 +96,18 @@ class SimulatedRun(ServerRun):
             loads = {p.id: len(p.data.train) for p in self.parties}
             return RayEngine(self.recipe(), loads, workers, self.experiment.gpus or 0)
         if engine == "process" or workers > 1:
-            return ProcessEngine(self.algorithm, self.parties, self.root, scheduler, workers)
-        return LoopEngine(SiteStore(self.algorithm, self.parties, self.root), scheduler)
+            return ProcessEngine(
+                self.algorithm, self.trained_parties(), self.root, scheduler, workers
+            )
+        return LoopEngine(SiteStore(self.algorithm, self.trained_parties(), self.root), scheduler)
+
+    def trained_parties(self) -> list[Party]:
+        """The parties as engines get them: with representations instead of samples where the
+        encoder is frozen.
+        """
+        if not self.experiment.cache:
+            return self.parties
+        return with_representations(self.parties, self.algorithm)
 
     def recipe(self) -> Recipe:
         """How to build the same parties elsewhere, where the same data are."""
@@ -104,10 +115,10 @@ class SimulatedRun(ServerRun):
             self.experiment.model,
             *(party.model for party in self.experiment.party.values() if party.model),
         ]
-        base_files = [str(file) for model in networks if (file := base_file(model))]
+        weight_files = [str(file) for model in networks for file in named_files(model)]
         if self.experiment.weights:
-            base_files.append(self.experiment.weights)
-        code = {file: digest(file) or "" for file in (*code_of(self.experiment), *base_files)}
+            weight_files.append(self.experiment.weights)
+        code = {file: digest(file) or "" for file in (*code_of(self.experiment), *weight_files)}
         # A worker runs its parties in a loop. The server handles absences.
         settings = self.experiment.but(
             engine="loop", workers=None, gpus=None, partial_sums=False, absent=None
@@ -143,7 +154,7 @@ def build_sites(settings: str, split: str, code: Mapping[str, str], data: object
         federation = load_dataset(experiment.data).split(Split.from_json(split))
         data = _LoadedData(experiment.data, split, federation)
     job = prepare(experiment, data.federation)
-    return BuiltSites(SiteStore(job.algorithm, job.parties, job.root), on_gpu, data)
+    return BuiltSites(SiteStore(job.algorithm, job.trained_parties(), job.root), on_gpu, data)
 
 
 def federation_of(experiment: Experiment) -> Federation:

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from comity.errors import UsageError, quote, unknown
 from comity.metrics.custom_metrics import is_custom
 from comity.metrics.metrics import ACCURACY, ELIGIBLE
-from comity.models.low_rank import located
+from comity.models.named_files import located
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
 from comity.spec import MAX_INT, call, parse, split
@@ -39,12 +39,9 @@ MethodName = Annotated[str, BeforeValidator(_absolute_names)]
 
 
 def _absolute_network(model: Any) -> Any:
-    """A network, with its file and the folder of its base as absolute paths."""
-    return (
-        located(_absolute_names(model))
-        if isinstance(model, str) and "base" in model
-        else _absolute_names(model)
-    )
+    """A network, with its file and the files in its options as absolute paths."""
+    absolute = _absolute_names(model)
+    return located(absolute) if isinstance(absolute, str) else absolute
 
 
 Network = Annotated[str, BeforeValidator(_absolute_network)]
@@ -281,6 +278,14 @@ class Experiment(BaseModel):
         allow_inf_nan=False,
         description="GPUs, or a fraction of one, per Ray worker (untested)",
     )
+    cache: bool = Field(
+        True,
+        strict=True,
+        description=(
+            "compute the representations of a frozen encoder once, if there is no augmentation;"
+            " results differ by rounding"
+        ),
+    )
     partial_sums: bool = Field(
         False,
         strict=True,
@@ -342,7 +347,7 @@ class Experiment(BaseModel):
 
 MOST_SEED = 2**63
 MOST_DOTS = 1000  # per key: the memory that tomllib needs is quadratic in their number
-WHERE = {"engine", "workers", "device", "gpus", "partial_sums"}
+WHERE = {"engine", "workers", "device", "gpus", "cache", "partial_sums"}
 """The settings that say where a run is computed. They do not change its results, except for
 rounding.
 """

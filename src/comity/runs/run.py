@@ -209,7 +209,7 @@ def reopen(
     else:
         data = federation or _load_data(experiment).split(split)
         job = prepare(experiment, data, model, plan)
-    check_same_data(folder, job, resumes=not run_folder.is_finished)
+    check_same_data(folder, job, resumes=prepared is not None or not run_folder.is_finished)
     return job
 
 
