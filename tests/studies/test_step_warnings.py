@@ -72,11 +72,11 @@ def test_methods_that_differ_in_steps() -> None:
     assert not compare_steps(runs, equal_steps=False)
     runs["b"] = [summary(16)]
     assert compare_steps(runs, equal_steps=False) == [
-        "The methods differ in steps (gradient evaluations): a party takes 160 in b, the most, and"
-        " 100 in a, the least: --equal-steps gives all methods the same number."
+        "The methods differ in steps (gradient evaluations): a party takes 100 in a, 160 in b"
+        " (1.6 times): --equal-steps gives all methods the same number."
     ]
     runs["b"] = [summary(40), summary(40)]
-    assert len(compare_steps(runs, equal_steps=False)) == 2  # once for both seeds
+    assert len(compare_steps(runs, equal_steps=False)) == 1  # once for both seeds
     assert not any("--equal-steps" in text for text in compare_steps(runs, equal_steps=True))
 
 
@@ -87,8 +87,8 @@ def test_a_comparison_has_the_warnings_everywhere(tmp_path: Path) -> None:
         ["fedavg", "fedrep"], seeds=(0, 1), parties=2, out=out, **SMALL, partition="iid"
     )
     texts = [warning.text for warning in comparison.findings.warnings]
-    assert sum(text.startswith("fedrep: a party takes") for text in texts) == 1
-    assert sum(text.startswith("The methods differ in steps") for text in texts) == 1
+    (text,) = [text for text in texts if text.startswith("The methods differ in steps")]
+    assert "in fedrep (11 times)" in text
     assert not any(row.caveats for row in comparison.rows)
     rows = {row.algorithm: row for row in comparison.rows}
     assert rows["fedrep"].steps == 11 * (rows["fedavg"].steps or 0)
@@ -96,7 +96,7 @@ def test_a_comparison_has_the_warnings_everywhere(tmp_path: Path) -> None:
     assert [entry["text"] for entry in content["warnings"]] == texts
     page = comparison.report().read_text()
     assert "The methods differ in steps" in page
-    assert page.count("fedrep: a party takes") == 1
+    assert page.count("in fedrep (11 times)") == 1
     assert "steps" in comparison.to_pandas().columns
 
 

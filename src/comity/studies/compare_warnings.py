@@ -16,10 +16,11 @@ from comity.core.wrapper import chain
 from comity.names import display_name
 from comity.runs.build import SimulatedRun
 from comity.runs.server_run import SKEWED
-from comity.runs.step_warnings import STEPS, RoundSteps, party_warnings, server_warnings
+from comity.runs.step_warnings import STEPS, RoundSteps, server_warnings
 
 UNEQUAL = 1.5
 """The ratio of steps from which on methods are said to differ in them."""
+MOST_NAMED = 4  # methods in a sentence
 DIFFERENT = 0.1
 """The difference of inputs, in standard deviations, from which on parties' inputs are said to
 differ. It is below 0.06 where only labels differ (digits, MNIST and CIFAR-10 in a Dirichlet
@@ -44,10 +45,7 @@ def compare_steps(
         if not measured:
             continue
         run, steps = measured[0]
-        # The sentence about all methods says what to do.
-        about_party = [] if equal_steps else party_warnings(steps)
-        about = [*about_party, *server_warnings(steps, run)]
-        texts += [f"{method}: {text[0].lower()}{text[1:]}" for text in about]
+        texts += [f"{method}: {text[0].lower()}{text[1:]}" for text in server_warnings(steps, run)]
         if steps.party:
             totals[method] = sum(run["steps"] / run["parties"] for run, _ in measured) / len(
                 measured
@@ -56,16 +54,25 @@ def compare_steps(
 
 
 def _unequal(totals: Mapping[str, float], equal_steps: bool) -> list[str]:
-    """Return a sentence if methods differ in the steps of a party in the whole run."""
+    """Return a sentence if methods differ in the steps of a party in the whole run. It names those
+    that take the most.
+    """
     if not totals:
         return []
-    most, least = max(totals, key=totals.__getitem__), min(totals, key=totals.__getitem__)
-    if totals[most] <= UNEQUAL * totals[least]:
+    least = min(totals, key=totals.__getitem__)
+    larger = {method: total for method, total in totals.items() if total > UNEQUAL * totals[least]}
+    if not larger:
         return []
+    ordered = sorted(larger, key=larger.__getitem__, reverse=True)
+    listed = ", ".join(
+        f"{larger[method]:,.0f} in {method} ({larger[method] / totals[least]:.2g} times)"
+        for method in ordered[:MOST_NAMED]
+    )
+    more = f" and more in {len(ordered) - MOST_NAMED} others" if len(ordered) > MOST_NAMED else ""
     advice = "" if equal_steps else ": --equal-steps gives all methods the same number"
     return [
-        f"The methods differ in {STEPS}: a party takes {totals[most]:,.0f} in {most}, the most, and"
-        f" {totals[least]:,.0f} in {least}, the least{advice}."
+        f"The methods differ in {STEPS}: a party takes {totals[least]:,.0f} in {least},"
+        f" {listed}{more}{advice}."
     ]
 
 
