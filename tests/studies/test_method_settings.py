@@ -187,3 +187,15 @@ def test_tuned_method_is_compared_on_other_seeds(tmp_path: Path) -> None:
 def test_folder_without_a_tuning_is_refused(tmp_path: Path) -> None:
     result = comity("compare", "fedavg", *SMALL, "--tuned", tmp_path)
     assert "holds no finished tuning" in one_sentence(result, 2)
+
+
+def test_figures_have_labels_and_captions(compared: Path) -> None:
+    succeed("report", compared, "--quick", "--figures", "svg", "--label", "mine_own=Ours")
+    figures = compared / "figures"
+    names = {path.name for path in figures.glob("*.svg")}
+    captions = (figures / "captions.md").read_text(encoding="utf-8")
+    assert names
+    assert all(f"`{name}`: " in captions for name in names)
+    drawn = "".join(path.read_text(encoding="utf-8") for path in figures.glob("*.svg"))
+    assert "Ours" in drawn
+    assert ">mine_own(scale=2,lr=0.02,epochs=2)<" not in drawn

@@ -29,6 +29,7 @@ from comity.safe_files import make_folder, write_atomically
 
 COLUMN = 252
 """The width of a column in the two-column formats of IEEE and ACM, in points."""
+CAPTIONS = "captions.md"
 Labels = Mapping[str, str]
 """Names of methods in a paper, by their names here (with or without options)."""
 
@@ -41,9 +42,11 @@ def draw(
 ) -> list[Path]:
     """Write every chart to a folder, with the width of a column, and return the paths.
 
-    `labels` are other names for methods.
+    `labels` are other names for methods. `captions.md` in the folder says what each file shows: its
+    title and figures in words, and which parties are drawn if not all are.
     """
     paths: list[Path] = []
+    captions: list[str] = []
     for group, sections in groups:
         blocks = [block for section in sections for block in section.blocks]
         for chart in (block for block in blocks if isinstance(block, Chart)):
@@ -54,6 +57,9 @@ def draw(
             make_folder(folder)
             write_atomically(path, picture(figure(chart, group, labels), kind))
             paths.append(path)
+            captions.append(f"- `{path.name}`: {chart.title}. {chart.alt}\n")
+    if captions:
+        write_atomically(folder / CAPTIONS, "".join(captions))
     return paths
 
 
@@ -66,8 +72,8 @@ def check_kind(kind: str) -> None:
 def figure(chart: Chart, group: Group, labels: Labels | None = None) -> VegaSpec:
     """Return a chart's specification for a paper: of the width of a column, with a legend."""
     names = {name: _label(name, labels or {}) for name in group.names}
-    spec = _rename(copy.deepcopy(chart.spec), {k: v for k, v in names.items() if k != v})
-    _add_legends(spec, list(names.values()))
+    spec = copy.deepcopy(chart.spec)
+    _add_legends(spec, group.names)
     # as many entries a row as the longest name leaves room for, at 8 points
     legend_columns = max(1, min(3, COLUMN // (24 + 5 * max(map(len, names.values()), default=1))))
     if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):
@@ -86,7 +92,9 @@ def figure(chart: Chart, group: Group, labels: Labels | None = None) -> VegaSpec
     }
     narrow = replace(chart, spec=spec)
     frame = {"width": COLUMN - 70, "padding": 2, "background": "#ffffff"}
-    return complete(narrow, LIGHT, config, **frame)
+    whole = complete(narrow, LIGHT, config, **frame)
+    renamed: VegaSpec = _rename(whole, {k: v for k, v in names.items() if k != v})
+    return renamed
 
 
 def _rename(spec: Any, names: Labels) -> Any:
