@@ -41,6 +41,7 @@ from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.finished import Comparison, Tuning, open_comparison
+from comity.studies.method_settings import take_solo
 from comity.studies.parallel import parse_jobs
 from comity.text import escape_terminal
 from comity.track import Tracker, Trackers
@@ -328,7 +329,7 @@ def compare(
     temporary, folder = _run_folder(out)
     seed_list = _check_seeds(seeds, base)
     trackers = _trackers(track, temporary, folder)
-    run_count = len({comparing.SOLO, *methods}) * len(seed_list)
+    run_count = len(take_solo(methods, comparing.SOLO)[0]) * len(seed_list)
     with show_progress(progress, run_count, job_count) as progress_for:
         comparing.compare(
             base,

@@ -199,3 +199,13 @@ def test_figures_have_labels_and_captions(compared: Path) -> None:
     drawn = "".join(path.read_text(encoding="utf-8") for path in figures.glob("*.svg"))
     assert "Ours" in drawn
     assert ">mine_own(scale=2,lr=0.02,epochs=2)<" not in drawn
+
+
+def test_solo_with_settings_is_what_gains_are_over(tmp_path: Path) -> None:
+    result = succeed("compare", "fedavg", "solo(lr=0.2)", *SMALL, "--out", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["fedavg", "solo"]
+    assert config(tmp_path / "solo" / "seed-0")["lr"] == 0.2
+    assert config(tmp_path / "fedavg" / "seed-0")["lr"] == 0.05
+    assert "solo is trained with lr=0.2." in result.out
+    message = one_sentence(comity("compare", "solo(lr=0.2)", "solo(lr=0.1)", *SMALL), 2)
+    assert "give solo(lr=0.2) or solo(lr=0.1)" in message

@@ -283,6 +283,7 @@ def compare(
     from comity.studies import leave_one_out as left_out
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
+    from comity.studies.method_settings import take_solo
     from comity.studies.parallel import parse_jobs
 
     job_count = parse_jobs(jobs)
@@ -301,7 +302,7 @@ def compare(
     run_trackers = trackers(track, folder)
     with resumable(f"the same command and --out {folder}", always=True):
         more_runs = announce(base, algos, seed_list, only) if leave_one_out else 0
-        run_count = len({SOLO, *algos}) * len(seed_list) + more_runs
+        run_count = len(take_solo(algos, SOLO)[0]) * len(seed_list) + more_runs
         progress = screen.progress_of_runs(run_count, job_count)
         findings = compare_runs(
             base,
@@ -329,6 +330,9 @@ def compare(
     # the settings of a run have no `auto`
     resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
     show_comparison(findings.rows, resolved, len(seed_list), findings.equal_steps)
+    if alone := findings.settings.get(SOLO):
+        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
+        screen.print_legend(f"solo is trained with {settings_text}.")
     if findings.against:
         show_against(findings.against)
     if effects:

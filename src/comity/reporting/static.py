@@ -14,7 +14,7 @@ from comity.charts.encodings import SHOWN_METHODS
 from comity.charts.render import KINDS, complete, picture
 from comity.charts.themes import CONFIG, LIGHT
 from comity.errors import UsageError, unknown
-from comity.reporting.blocks import Section, Table
+from comity.reporting.blocks import Section, Table, Text
 from comity.reporting.charts import unique_name
 from comity.reporting.gather import Group, file_problems, gather
 from comity.reporting.sections.answer import (
@@ -152,7 +152,7 @@ def ranking(
         UsageError: if the kind is another one, the folder has no runs, or a name is unknown
     """
     if kind not in TABLE_KINDS:
-        raise UsageError(f"A table is printed as {' or '.join(TABLE_KINDS)}, not {kind!r}.")
+        raise UsageError(f"A table is printed as markdown, latex or siunitx, not {kind!r}.")
     comment = "> " if kind == "markdown" else "% "
     groups = gather(Path(folder))
     _check_labels(labels or {}, [name for group in groups for name in group.names])
@@ -161,12 +161,15 @@ def ranking(
     parts = [PREAMBLE] if kind == "siunitx" else []
     for group in groups:
         blocks = answer(group, Path(folder), target).blocks
-        tables = [block for block in blocks if isinstance(block, Table)]
         parts += [comment + sentence for sentence in file_problems(group, Path(folder))]
-        for table in tables:
-            if table.name not in (ANSWERS, IDEAS, MEASURES):
-                chosen = _select(table, columns) if table.name != AGAINST else table
-                parts.append(_write(_relabel(chosen, labels or {}), kind))
+        for table, after in zip(blocks, [*blocks[1:], None], strict=True):
+            if not isinstance(table, Table) or table.name in (ANSWERS, IDEAS, MEASURES):
+                continue
+            chosen = _select(table, columns) if table.name != AGAINST else table
+            text = _write(_relabel(chosen, labels or {}), kind)
+            if kind == "siunitx" and isinstance(after, Text):  # what the columns mean
+                text += f"\n% {after.text}"
+            parts.append(text)
     return "\n\n".join(parts)
 
 

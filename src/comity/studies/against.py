@@ -14,6 +14,7 @@ from comity.studies.party_verdicts import Estimate, average_gain, estimates, wit
 
 HEADS = ("against", "difference", "between", "better at", "worse at")
 """The columns of the table."""
+TWO_SEEDS = 2
 
 
 @dataclass(frozen=True)
@@ -110,4 +111,6 @@ def against_each(
         f" over parties, paired over their test samples. between: its 95% interval{corrected}."
         " better at, worse at: parties whose own interval excludes zero."
     )
+    if len(too_few) == TWO_SEEDS:
+        reading += " Two seeds tell little of how training varies: with more, it is narrower."
     return AgainstEach(name, differences, reading)

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from comity.studies.against import AgainstEach, against_each, find_method
 from comity.studies.compare_warnings import BatchNormCheck, compare_steps
 from comity.studies.equal_steps import describe_equal_steps
 from comity.studies.equal_steps import equal_steps as measure_equal_steps
-from comity.studies.method_settings import split_settings
+from comity.studies.method_settings import split_settings, take_solo
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
 from comity.studies.parallel import (
@@ -126,8 +126,8 @@ def compare(
             gradient evaluations, in place of equally many rounds.
         reference: The method that is compared with each of the others.
     """
-    methods = list(dict.fromkeys([SOLO, *algorithms]))
-    check_folders(methods)
+    check_folders(list(dict.fromkeys([SOLO, *algorithms])))
+    methods, alone = take_solo(algorithms, SOLO)
     reference = find_method(reference, methods) if reference else None
     for method in dict.fromkeys(m for m in algorithms if list(algorithms).count(m) > 1):
         warn(f"{display_name(method)} is given several times, and is compared once.")
@@ -136,10 +136,12 @@ def compare(
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
     check_settings(base, methods)
     rounds, scaling = (
-        _equal_rounds(base, methods, seeds[0], data, model) if equal_steps else ({}, [])
+        _equal_rounds(base, methods, seeds[0], data, model, alone) if equal_steps else ({}, [])
     )
     experiments = [
-        (method, experiment_of(base, method, seed, rounds)) for seed in seeds for method in methods
+        (method, experiment_of(base, method, seed, rounds, alone))
+        for seed in seeds
+        for method in methods
     ]
     passed_on: set[str] = set()
 
@@ -186,6 +188,8 @@ def compare(
     warnings = [*before, *(RunWarning("after", text) for text in equal_methods)]
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
     result = findings(base, summaries, out, from_start, warnings, equal_steps, reference)
+    if alone:
+        result = replace(result, settings={SOLO: alone} | result.settings)
     warn_once(warning.text for warning in result.warnings)
     write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
@@ -313,6 +317,7 @@ def _equal_rounds(
     seed: int,
     data: Callable[[Experiment], Federation],
     model: CustomModel | None,
+    alone: Mapping[str, Any],
 ) -> tuple[dict[str, int], list[str]]:
     """Return the rounds of all methods by which they spend equal steps, and what to say about it.
 
@@ -320,7 +325,7 @@ def _equal_rounds(
     """
     equal = {}
     for method in methods:
-        experiment = experiment_of(base, method, seed)
+        experiment = experiment_of(base, method, seed, alone=alone)
         equal[method] = measure_equal_steps(prepare(experiment, data(experiment), model))
     rounds = {method: measured.rounds for method, measured in equal.items()}
     return rounds, describe_equal_steps(equal, base.rounds)
@@ -377,13 +382,18 @@ def run_folder(out: Path, method: str, seed: int) -> Path:
 
 
 def experiment_of(
-    base: Experiment, method: str, seed: int, rounds: Mapping[str, int] | None = None
+    base: Experiment,
+    method: str,
+    seed: int,
+    rounds: Mapping[str, int] | None = None,
+    alone: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Return the experiment of one method in a comparison, with its own settings.
 
-    `rounds` has the numbers of rounds of methods that differ from the others in it.
+    `rounds` has the numbers of rounds of methods that differ from the others in it, and `alone` the
+    own settings of SOLO.
     """
-    algorithm, own = split_settings(method)
+    algorithm, own = (SOLO, dict(alone)) if alone and method == SOLO else split_settings(method)
     options = settings_for(base, method)
     equal = {"rounds": rounds[method]} if rounds and method in rounds else {}
     return base.but(**{"algorithm": algorithm, "seed": seed, "set": options} | own | equal)

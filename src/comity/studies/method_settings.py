@@ -61,6 +61,26 @@ def split_settings(method: str) -> tuple[str, dict[str, Any]]:
     return ("+".join(bare), settings) if settings else (method, {})
 
 
+def take_solo(methods: Sequence[str], solo: str) -> tuple[list[str], dict[str, Any]]:
+    """Return all methods with SOLO first, and SOLO's own settings.
+
+    `solo(lr=0.1)` among the methods is SOLO with these settings, so that gains are over training
+    alone at its best. Raises UsageError if there are two such.
+    """
+    with_settings = [
+        method
+        for method in dict.fromkeys(methods)
+        if "+" not in method and parse(method).name == solo and parse(method).options
+    ]
+    if len(with_settings) > 1:
+        raise UsageError(
+            f"Gains are over one kind of training alone: give {' or '.join(with_settings)}."
+        )
+    settings = split_settings(with_settings[0])[1] if with_settings else {}
+    others = [method for method in methods if method not in with_settings]
+    return list(dict.fromkeys([solo, *others])), settings
+
+
 @dataclass(frozen=True)
 class Tuned:
     """A method with the settings that `comity tune` chose."""

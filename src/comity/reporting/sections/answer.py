@@ -94,11 +94,11 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     _add_outcome(section, group, [row for row in ranked if row.mean is not None], comparison)
     _add_warnings(section, group, comparison)
     section.blocks.append(_ranking(ranked, group, resolved_target))
+    section.say(_explain_columns(group, resolved_target, target is not None))
     if against := comparison.against:
         title = f"{against.method} against each"
         section.blocks.append(Table(AGAINST, title, HEADS, against.rows))
         section.say(against.reading)
-    section.say(_explain_columns(group, resolved_target, target is not None))
     section.blocks += [*_ideas(group), *_other_metrics(group), *absences(group)]
     return section
 
