@@ -41,6 +41,7 @@ from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.finished import Comparison, Tuning, open_comparison
+from comity.studies.method_settings import take_solo
 from comity.studies.parallel import parse_jobs
 from comity.text import escape_terminal
 from comity.track import Tracker, Trackers
@@ -287,6 +288,7 @@ def compare(
     track: Sequence[str | Tracker] = (),
     record_messages: bool = False,
     equal_steps: bool = False,
+    reference: str | None = None,
     **settings: Unpack[Settings],
 ) -> Comparison:
     """Compare methods, and SOLO, on the same data.
@@ -296,7 +298,8 @@ def compare(
     other splits. Without one, each seed splits the data anew, as on the command line.
 
     Args:
-        algorithms: the methods; SOLO is always added
+        algorithms: the methods; SOLO is always added. A method may have its own settings, as in
+            "fedper(lr=0.1)"
         federation: the parties and their data; default: built from `data`, `partition` and
             `parties` for each seed
         seeds: each method runs once per seed; default: `seed` alone
@@ -310,6 +313,7 @@ def compare(
         record_messages: keep every message, as in `comity.run`
         equal_steps: scale each method's rounds, so that parties take equally many gradient
             evaluations as in plain local training for `rounds` rounds
+        reference: the method that is compared with each of the others, in `comparison.against`
         settings: settings of `comity.run`. Options of methods are also accepted as keywords at run
             time, but type checkers know them only in `set`; each goes to the methods that have it.
 
@@ -335,7 +339,7 @@ def compare(
     temporary, folder = _run_folder(out)
     seed_list = _check_seeds(seeds, base)
     trackers = _trackers(track, temporary, folder)
-    run_count = len({comparing.SOLO, *methods}) * len(seed_list)
+    run_count = len(take_solo(methods, comparing.SOLO)[0]) * len(seed_list)
     with show_progress(progress, run_count, job_count) as progress_for:
         comparing.compare(
             base,
@@ -350,6 +354,7 @@ def compare(
             job_count,
             record_messages,
             equal_steps,
+            reference,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)

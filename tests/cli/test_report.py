@@ -166,7 +166,7 @@ def test_figures_and_tables(folder: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "expected"), [
     (["--figures", "gif"], "Figures are pdf, svg, png, not 'gif'."),
-    (["--table", "html"], "A table is printed as markdown or latex, not 'html'."),
+    (["--table", "html"], "A table is printed as markdown, latex or siunitx, not 'html'."),
     (["--target", "90"], "A target is an accuracy between 0 and 1, not 90."),
     (["--methods", "fedavgg"], "There is no finished method called 'fedavgg'. Did you mean 'fedavg'?"),
 ])  # fmt: skip

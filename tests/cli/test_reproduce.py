@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import OWN as OWN_METHOD
 from harness import comity, one_sentence, succeed
 
 from comity import papers
@@ -508,3 +509,34 @@ def test_unknown_experiment_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("COMITY_DATA", raising=False)
     with pytest.raises(UsageError, match="no experiment"):
         papers.table("nothing/table1")
+
+
+def test_own_table_may_name_own_files(tmp_path: Path) -> None:
+    mine = tmp_path / "mine_in_table.py"
+    mine.write_text(OWN_METHOD.format("pass"), encoding="utf-8")
+    table = tmp_path / "mine.toml"
+    table.write_text(
+        f"""
+title = "Mine"
+source = "Nobody"
+[settings]
+data = "digits"
+partition = "iid|keep(samples=20)"
+parties = 2
+model = "linear"
+rounds = 1
+[[columns]]
+name = "mean"
+title = "Mean"
+measure = "mean"
+[[rows]]
+name = "mine"
+title = "Mine"
+algorithm = "{mine}"
+""",
+        encoding="utf-8",
+    )
+    out = tmp_path / "out"
+    succeed("reproduce", table, "--seeds", "0", "--no-report", "--out", out)
+    (row,) = csv.DictReader((out / "table.csv").open(encoding="utf-8"))
+    assert float(row["measured"]) > 0

@@ -102,7 +102,7 @@ def test_figures_as_files(kind: str, folder: Path) -> None:
 def test_invalid_arguments_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Figures are pdf, svg, png, not 'gif'"):
         report(folder, figures="gif")
-    with pytest.raises(UsageError, match="markdown or latex, not 'html'"):
+    with pytest.raises(UsageError, match="markdown, latex or siunitx, not 'html'"):
         ranking(folder, "html")
     with pytest.raises(UsageError, match="holds no runs"):
         ranking(tmp_path, "latex")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from comity.cli.options import Out, RunDir, Trust, app, print_warning
+from comity.errors import UsageError
 from comity.text import escape_terminal
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
@@ -149,8 +151,22 @@ def report(
         str | None, typer.Option(help="also write every chart as a file: pdf, svg or png")
     ] = None,
     table: Annotated[
-        str | None, typer.Option(help="only print the ranking, as markdown or latex")
+        str | None,
+        typer.Option(help="only print the ranking, as markdown, latex or siunitx (S columns)"),
     ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="columns of that table, as in accuracy,worst", metavar="A,B")
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="name of a method in tables and figures", metavar="METHOD=LABEL"),
+    ] = None,
+    wins: Annotated[
+        bool,
+        typer.Option(
+            "--wins", help="only print wins, ties and losses between methods over all federations"
+        ),
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="file of the page; default: DIR/report.html")
     ] = None,
@@ -161,8 +177,11 @@ def report(
     from comity.reporting import report as write
     from comity.reporting.static import ranking
 
-    if table is not None:
-        for line in ranking(folder, table, target).split("\n"):
+    labels = _parse_labels(label or ())
+    if table is not None or wins:
+        kind = table or "markdown"
+        text = ranking(folder, kind, target, split_names(columns), labels, wins)
+        for line in text.split("\n"):
             print(escape_terminal(line))
         return
     path = write(
@@ -172,6 +191,7 @@ def report(
         quick=quick,
         samples=samples,
         figures=figures,
+        labels=labels,
         out=out,
         trust=trust,
         warn=print_warning,
@@ -180,6 +200,17 @@ def report(
     screen.out.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:
         screen.out.print(f"The figures are in {folder / 'figures'}", soft_wrap=True)
+
+
+def _parse_labels(texts: Iterable[str]) -> dict[str, str]:
+    """Return names of methods such as `mine=Ours`. A name may contain options, and so `=`."""
+    labels = {}
+    for text in texts:
+        name, equals, label = text.rpartition("=")
+        if not equals or not name or not label:
+            raise UsageError(f"--label takes METHOD=LABEL, as in mine=Ours, not {text!r}.")
+        labels[name] = label
+    return labels
 
 
 def split_names(names: str | None) -> list[str] | None:

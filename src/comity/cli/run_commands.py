@@ -44,6 +44,7 @@ from comity.names import display_name
 from comity.runs.config import Experiment, experiment
 
 if TYPE_CHECKING:
+    from comity.studies.against import AgainstEach
     from comity.studies.compare import Findings
     from comity.studies.method_summary import MethodSummary
 
@@ -244,6 +245,21 @@ def compare(
             " evaluations",
         ),
     ] = False,
+    tuned: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--tuned",
+            help="also the method of this tuning, with the chosen settings; without --seeds, on"
+            " seeds that no tuning used",
+            metavar="DIR",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference", help="compare this method with each of the others", metavar="METHOD"
+        ),
+    ] = None,
     leave_one_out: Annotated[
         bool,
         typer.Option("--leave-one-out", help="also run without each party in turn: who helps whom"),
@@ -270,34 +286,26 @@ def compare(
     from comity.studies import leave_one_out as left_out
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
+    from comity.studies.method_settings import take_solo
     from comity.studies.parallel import parse_jobs
 
     job_count = parse_jobs(jobs)
     base = experiment(settings)
-    seed_list = chosen_seeds(seeds, base.seed)
+    algos, seed_list = _with_tuned(algos, tuned, base, settings, seeds)
     if federation is not None:
-        if leave_one_out or job_count > 1 or all_methods or equal_steps:
-            raise UsageError(
-                "--all, --equal-steps, --leave-one-out and --jobs are not available in a comparison"
-                " at sites: name the methods, which run one after another with all sites."
-            )
+        if leave_one_out or job_count > 1 or all_methods or equal_steps or reference:
+            raise UsageError(NOT_AT_SITES)
         check_at_sites(settings, track)
         check_not_recorded(record_messages)
         compare_sites(federation, base, chosen_methods(algos), seed_list, out, deadline, wait)
         return
     algos = chosen_methods(algos, base.but(seed=seed_list[0]) if all_methods else None)
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
-    only = None if leave_out is None else [name.strip() for name in leave_out.split(",")]
-    if only and not leave_one_out:
-        raise UsageError(
-            "--leave-out needs --leave-one-out: give both, or use --without to leave parties out of"
-            " all runs."
-        )
-
+    only = _parties_to_leave_out(leave_out, leave_one_out)
     run_trackers = trackers(track, folder)
     with resumable(f"the same command and --out {folder}", always=True):
         more_runs = announce(base, algos, seed_list, only) if leave_one_out else 0
-        run_count = len({SOLO, *algos}) * len(seed_list) + more_runs
+        run_count = len(take_solo(algos, SOLO)[0]) * len(seed_list) + more_runs
         progress = screen.progress_of_runs(run_count, job_count)
         findings = compare_runs(
             base,
@@ -310,6 +318,7 @@ def compare(
             jobs=job_count,
             record_messages=record_messages,
             equal_steps=equal_steps,
+            reference=reference,
         )
         effects = []
         if leave_one_out:
@@ -324,6 +333,11 @@ def compare(
     # the settings of a run have no `auto`
     resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
     show_comparison(findings.rows, resolved, len(seed_list), findings.equal_steps)
+    if alone := findings.settings.get(SOLO):
+        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
+        screen.print_legend(f"solo is trained with {settings_text}.")
+    if findings.against:
+        show_against(findings.against)
     if effects:
         show(effects)
     folders = {
@@ -337,7 +351,56 @@ def compare(
         print_recording_size(folder, [run for runs in folders.values() for run in runs])
     if report:
         write_report(folder)
-    if untrained := [row.algorithm for row in findings.rows if row.untrained]:
+    _check_trained(findings.rows)
+
+
+def _parties_to_leave_out(typed: str | None, leave_one_out: bool) -> list[str] | None:
+    """Return the typed parties; None means all."""
+    if typed and not leave_one_out:
+        raise UsageError(
+            "--leave-out needs --leave-one-out: give both, or use --without to leave parties out of"
+            " all runs."
+        )
+    return None if typed is None else [name.strip() for name in typed.split(",")]
+
+
+NOT_AT_SITES = (
+    "--all, --equal-steps, --reference, --leave-one-out and --jobs are not available in a"
+    " comparison at sites: name the methods, which run one after another with all sites."
+)
+
+
+def _with_tuned(
+    algos: list[str] | None,
+    folders: list[Path] | None,
+    base: Experiment,
+    settings: Settings,
+    seeds: str | None,
+) -> tuple[list[str], list[int]]:
+    """Return the typed methods with those of tunings, and the seeds of the comparison.
+
+    Without typed seeds, these are seeds that no tuning used: settings that were chosen on a split
+    are better on that split than on others.
+    """
+    from comity.cli import screen
+    from comity.studies.method_settings import other_seeds, read_tuned, shared_seeds
+
+    methods = [read_tuned(folder) for folder in folders or ()]
+    if methods and seeds is None and "seed" not in settings:
+        seed_list = other_seeds(methods)
+        numbers = ", ".join(map(str, seed_list))
+        screen.out.print(f"Compared on seed {numbers}, which no tuning used.", soft_wrap=True)
+    else:
+        seed_list = chosen_seeds(seeds, base.seed)
+    unequal = [text for method in methods for text in method.differences(base)]
+    for text in (*shared_seeds(methods, seed_list), *unequal):
+        print_warning(text)
+    return [*(algos or ()), *(method.method for method in methods)], seed_list
+
+
+def _check_trained(rows: Sequence[MethodSummary]) -> None:
+    """Raise ComityError if no round of a method counted."""
+    if untrained := [row.algorithm for row in rows if row.untrained]:
         raise ComityError(
             f"Under some seed, no round of {', '.join(untrained)} counted: such a method is not"
             " ranked."
@@ -449,6 +512,15 @@ def show_comparison(
     screen.print_legend(" ".join(legend))
     for text in (text for row in rows for text in row.caveats):
         print_warning(text)
+
+
+def show_against(against: AgainstEach) -> None:
+    """Print the differences between one method and each of the others."""
+    from comity.cli import screen
+    from comity.studies.against import HEADS
+
+    screen.table(HEADS, against.rows, f"{against.method} against each")
+    screen.print_legend(against.reading)
 
 
 def show_answers(findings: Findings) -> None:

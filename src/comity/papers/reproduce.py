@@ -12,6 +12,7 @@ from comity import algorithms
 from comity.data.files import DatasetNotFound
 from comity.errors import UsageError
 from comity.papers import Column, MethodRow, Scale, Table
+from comity.plugins import is_code
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.config import Experiment, experiment
 from comity.runs.folder import RunFolder
@@ -41,9 +42,10 @@ class Run:
 
 
 def implemented(algorithm: str) -> bool:
-    """Return whether Comity has all parts of a method."""
+    """Return whether there are all parts of a method, in Comity or in a file of the user."""
     names = algorithms.names()
-    return all(parse(part).name in names for part in split(algorithm, "+"))
+    parts = [parse(part).name for part in split(algorithm, "+")]
+    return all(part in names or is_code(part) for part in parts)
 
 
 federation_for = cached_federations()

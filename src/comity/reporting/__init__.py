@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def report(
     quick: bool = False,
     samples: bool = True,
     figures: str | None = None,
+    labels: Mapping[str, str] | None = None,
     out: str | Path | None = None,
     trust: bool = False,
     warn: Callable[[str], None] = lambda text: None,
@@ -58,6 +59,7 @@ def report(
         quick: show only what the files say, without opening data or models
         samples: show some of the parties' samples
         figures: also write every chart to FOLDER/figures, as `pdf`, `svg` or `png`
+        labels: other names for methods in these figures
         out: the page's file (default: FOLDER/report.html)
         trust: allow runs of other people to execute the Python files that their settings name.
             Without it, the page leaves out what needs these files.
@@ -89,7 +91,7 @@ def report(
     for name, headline in headlines(pairs).items():
         announce(f"{name}: {headline}")
     if figures is not None:
-        draw(pairs, folder / "figures", figures)
+        draw(pairs, folder / "figures", figures, labels)
     return path
 
 

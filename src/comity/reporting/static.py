@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,40 @@ from comity.charts.chart import Chart, VegaSpec
 from comity.charts.encodings import SHOWN_METHODS
 from comity.charts.render import KINDS, complete, picture
 from comity.charts.themes import CONFIG, LIGHT
-from comity.errors import UsageError
-from comity.reporting.blocks import Section, Table
+from comity.errors import UsageError, unknown
+from comity.reporting.blocks import Section, Table, Text
 from comity.reporting.charts import unique_name
 from comity.reporting.gather import Group, file_problems, gather
-from comity.reporting.sections.answer import ANSWERS, IDEAS, MEASURES, answer
+from comity.reporting.sections.answer import (
+    AGAINST,
+    ANSWERS,
+    IDEAS,
+    MEASURES,
+    answer,
+    difference_between,
+)
 from comity.safe_files import make_folder, write_atomically
 
 COLUMN = 252
 """The width of a column in the two-column formats of IEEE and ACM, in points."""
+CAPTIONS = "captions.md"
+Labels = Mapping[str, str]
+"""Names of methods in a paper, by their names here (with or without options)."""
 
 
-def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str) -> list[Path]:
-    """Write every chart to a folder, with the width of a column, and return the paths."""
+def draw(
+    groups: Sequence[tuple[Group, list[Section]]],
+    folder: Path,
+    kind: str,
+    labels: Labels | None = None,
+) -> list[Path]:
+    """Write every chart to a folder, with the width of a column, and return the paths.
+
+    `labels` are other names for methods. `captions.md` in the folder says what each file shows: its
+    title and figures in words, and which parties are drawn if not all are.
+    """
     paths: list[Path] = []
+    captions: list[str] = []
     for group, sections in groups:
         blocks = [block for section in sections for block in section.blocks]
         for chart in (block for block in blocks if isinstance(block, Chart)):
@@ -35,8 +55,11 @@ def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str)
             name = unique_name(name, {path.stem for path in paths})
             path = folder / f"{name}.{kind}"
             make_folder(folder)
-            write_atomically(path, picture(figure(chart, group), kind))
+            write_atomically(path, picture(figure(chart, group, labels), kind))
             paths.append(path)
+            captions.append(f"- `{path.name}`: {chart.title}. {chart.alt}\n")
+    if captions:
+        write_atomically(folder / CAPTIONS, "".join(captions))
     return paths
 
 
@@ -46,21 +69,43 @@ def check_kind(kind: str) -> None:
         raise UsageError(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
 
 
-def figure(chart: Chart, group: Group) -> VegaSpec:
+def figure(chart: Chart, group: Group, labels: Labels | None = None) -> VegaSpec:
     """Return a chart's specification for a paper: of the width of a column, with a legend."""
+    names = {name: _label(name, labels or {}) for name in group.names}
     spec = copy.deepcopy(chart.spec)
     _add_legends(spec, group.names)
+    # as many entries a row as the longest name leaves room for, at 8 points
+    legend_columns = max(1, min(3, COLUMN // (24 + 5 * max(map(len, names.values()), default=1))))
     if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):
         spec["height"] = 150
+    legend = {
+        "orient": "bottom",
+        "columns": legend_columns,
+        "symbolSize": 40,
+        "labelLimit": COLUMN,
+    }
     small = {"labelFontSize": 8, "titleFontSize": 8}
     config = CONFIG | {
         "axis": CONFIG["axis"] | small | {"labelColor": "#000000", "titleColor": "#000000"},
         "line": {"strokeWidth": 1.3},
-        "legend": CONFIG["legend"] | small | {"orient": "bottom", "columns": 3, "symbolSize": 40},
+        "legend": CONFIG["legend"] | small | legend,
     }
     narrow = replace(chart, spec=spec)
     frame = {"width": COLUMN - 70, "padding": 2, "background": "#ffffff"}
-    return complete(narrow, LIGHT, config, **frame)
+    whole = complete(narrow, LIGHT, config, **frame)
+    renamed: VegaSpec = _rename(whole, {k: v for k, v in names.items() if k != v})
+    return renamed
+
+
+def _rename(spec: Any, names: Labels) -> Any:
+    """Return a specification in which methods have other names."""
+    if not names:
+        return spec
+    if isinstance(spec, dict):
+        return {names.get(key, key): _rename(value, names) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [_rename(part, names) for part in spec]
+    return names.get(spec, spec) if isinstance(spec, str) else spec
 
 
 def _add_legends(spec: Any, methods: list[str]) -> None:
@@ -77,29 +122,119 @@ def _add_legends(spec: Any, methods: list[str]) -> None:
             _add_legends(part, methods)
 
 
-def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
+TABLE_KINDS = ("markdown", "latex", "siunitx")
+PREAMBLE = (
+    "% \\usepackage{booktabs,siunitx} \\sisetup{separate-uncertainty,detect-weight,mode=text}"
+)
+
+
+def ranking(
+    folder: str | Path,
+    kind: str,
+    target: float | None = None,
+    columns: Sequence[str] | None = None,
+    labels: Labels | None = None,
+    wins: bool = False,
+) -> str:
     """Return the ranking of every group as Markdown or LaTeX.
 
     Before each ranking stand the problems of the files that it was made from.
 
     Args:
         folder: a run's folder, or a folder with runs
-        kind: `markdown` or `latex`
+        kind: `markdown`, `latex`, or `siunitx` (LaTeX with its S columns)
         target: accuracy to which rounds and bytes are counted (default: the accuracy of SOLO)
+        columns: the columns of the ranking beside the method (default: all)
+        labels: other names for methods, as in {"mine": "Ours"}
+        wins: print instead how often each method is clearly better, over all groups
 
     Raises:
-        UsageError: if the kind is another one, or the folder has no runs
+        UsageError: if the kind is another one, the folder has no runs, or a name is unknown
     """
-    if kind not in ("markdown", "latex"):
-        raise UsageError(f"A table is printed as markdown or latex, not {kind!r}.")
-    write, comment = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
-    parts = []
-    for group in gather(Path(folder)):
+    if kind not in TABLE_KINDS:
+        raise UsageError(f"A table is printed as markdown, latex or siunitx, not {kind!r}.")
+    comment = "> " if kind == "markdown" else "% "
+    groups = gather(Path(folder))
+    _check_labels(labels or {}, [name for group in groups for name in group.names])
+    if wins:
+        return _write(win_matrix(groups, labels or {}), kind)
+    parts = [PREAMBLE] if kind == "siunitx" else []
+    for group in groups:
         blocks = answer(group, Path(folder), target).blocks
-        tables = [block for block in blocks if isinstance(block, Table)]
         parts += [comment + sentence for sentence in file_problems(group, Path(folder))]
-        parts += [write(table) for table in tables if table.name not in (ANSWERS, IDEAS, MEASURES)]
+        for table, after in zip(blocks, [*blocks[1:], None], strict=True):
+            if not isinstance(table, Table) or table.name in (ANSWERS, IDEAS, MEASURES):
+                continue
+            chosen = _select(table, columns) if table.name != AGAINST else table
+            text = _write(_relabel(chosen, labels or {}), kind)
+            if kind == "siunitx" and isinstance(after, Text):  # what the columns mean
+                text += f"\n% {after.text}"
+            parts.append(text)
     return "\n\n".join(parts)
+
+
+def _write(table: Table, kind: str) -> str:
+    return _markdown(table) if kind == "markdown" else _latex(table, numbers=kind == "siunitx")
+
+
+def _select(table: Table, columns: Sequence[str] | None) -> Table:
+    """Return a table with these columns only, in this order, behind that of the methods."""
+    if columns is None:
+        return table
+    for name in columns:
+        if name not in table.heads:
+            raise unknown("column of the ranking called", name, table.heads)
+    places = [0, *(table.heads.index(name) for name in columns if name != table.heads[0])]
+    rows = [[row[k] for k in places] for row in table.rows]
+    return replace(table, heads=[table.heads[k] for k in places], rows=rows)
+
+
+def _label(name: str, labels: Labels) -> str:
+    """Return a method's name in a paper; labels name methods with or without their options."""
+    return labels.get(name) or labels.get(name.partition("(")[0]) or name
+
+
+def _check_labels(labels: Labels, methods: Sequence[str]) -> None:
+    names = {name for method in methods for name in (method, method.partition("(")[0])}
+    for name in labels:
+        if name not in names:
+            raise unknown("method in this folder called", name, names)
+
+
+def _relabel(table: Table, labels: Labels) -> Table:
+    rows = [[_label(row[0], labels), *row[1:]] for row in table.rows]
+    first, separator, rest = table.title.partition(" against each")
+    title = f"{_label(first, labels)}{separator}{rest}" if separator else table.title
+    return replace(table, rows=rows, title=title)
+
+
+def win_matrix(groups: Sequence[Group], labels: Labels) -> Table:
+    """Return how often each method (row) is clearly better than each other one (column), not
+    clearly different, and clearly worse, over groups: federations that methods were compared on.
+
+    Differences are means over parties, paired over test samples, with 95% intervals that are
+    Bonferroni-corrected for all pairs of methods. Methods with one label count as one: a method
+    may have other settings in each federation.
+    """
+    by_label = [{_label(method.name, labels): method for method in g.methods} for g in groups]
+    names = list(dict.fromkeys(name for methods in by_label for name in methods))
+    pairs = max(1, len(names) * (len(names) - 1) // 2)
+
+    def cell(first: str, second: str) -> str:
+        counts = [0, 0, 0]
+        for group, methods in zip(groups, by_label, strict=True):
+            if first != second and {first, second} <= methods.keys():
+                both = methods[first], methods[second]
+                if estimate := difference_between(*both, pairs, group.metric):
+                    counts[0 if estimate.helped else 2 if estimate.hurt else 1] += 1
+        return "-".join(map(str, counts)) if any(counts) else ""
+
+    rows = [[first, *(cell(first, second) for second in names)] for first in names]
+    title = (
+        f"Wins, ties and losses of the row against the column over {len(groups)}"
+        f" federation{'s' if len(groups) > 1 else ''}"
+    )
+    return Table("wins", title, ["method", *names], rows)
 
 
 def _markdown(table: Table) -> str:
@@ -114,36 +249,84 @@ def _markdown(table: Table) -> str:
     return "\n".join([cell(table.title), "", line(table.heads), line(rule), *body])
 
 
-def _latex(table: Table) -> str:
-    def cell(text: str) -> str:
-        special = {
-            "&": "\\&",
-            "%": "\\%",
-            "$": "\\$",
-            "#": "\\#",
-            "_": "\\_",
-            "{": "\\{",
-            "}": "\\}",
-            "~": "\\textasciitilde{}",
-            "^": "\\textasciicircum{}",
-            "\\": "\\textbackslash{}",
-            "±": "$\\pm$",
-        }
-        return "".join(special.get(c, c) for c in " ".join(text.split()))
+def _latex(table: Table, numbers: bool = False) -> str:
+    """Return a table in LaTeX, with the best figures in bold; with `numbers`, in siunitx's S
+    columns.
+    """
+    bold = _best_cells(table)
+    is_number = [
+        numbers
+        and any(row[k] for row in table.rows)
+        and all(NUMBER.fullmatch(row[k]) for row in table.rows if row[k])
+        for k in range(len(table.heads))
+    ]
 
-    def line(cells: Sequence[str]) -> str:
-        return "  " + " & ".join(map(cell, cells)) + " \\\\"
+    def head(k: int) -> str:
+        if not is_number[k]:
+            return _escape(table.heads[k])
+        percent = any("%" in row[k] for row in table.rows)
+        return "{" + _escape(table.heads[k] + (" (%)" if percent else "")) + "}"
 
-    form = "".join("r" if table.is_figure(k) else "l" for k in range(len(table.heads)))
+    def cell(row: int, k: int) -> str:
+        text = table.rows[row][k]
+        is_best = (row, k) in bold
+        if not is_number[k] or not text:
+            return f"\\textbf{{{_escape(text)}}}" if is_best and text else _escape(text)
+        match = NUMBER.fullmatch(text)
+        assert match
+        spread = f" \\pm {match[2]}" if match[2] else ""
+        weight = "\\bfseries " if is_best else ""
+        return f"{weight}{match[1].replace(',', '')}{spread}"
+
+    forms = ["S" if n else "r" if table.is_figure(k) else "l" for k, n in enumerate(is_number)]
+    columns = range(len(table.heads))
+    body = [[cell(row, k) for k in columns] for row in range(len(table.rows))]
     return "\n".join(
         [
             f"% {' '.join(table.title.split())}",
-            f"\\begin{{tabular}}{{{form}}}",
+            f"\\begin{{tabular}}{{{''.join(forms)}}}",
             "  \\toprule",
-            line(table.heads),
+            *(f"  {' & '.join(cells)} \\\\" for cells in [[head(k) for k in columns]]),
             "  \\midrule",
-            *map(line, table.rows),
+            *(f"  {' & '.join(cells)} \\\\" for cells in body),
             "  \\bottomrule",
             "\\end{tabular}",
         ]
     )
+
+
+NUMBER = re.compile(r"([+-]?\d[\d,.]*)%?(?: (?:± |\(±)([\d.]+)\)?)?")
+"""A figure of the ranking: 84.3%, 84.3% ± 1.2, +6.7 (±6.6), 1,234."""
+BOLD = ("over SOLO", "worst")
+"""The columns beside the metric's whose largest figure is in bold."""
+
+
+def _best_cells(table: Table) -> set[tuple[int, int]]:
+    """Return the places (row, column) of the best figures: of the metric, and of `BOLD`."""
+    places = set() if table.best is None or len(table.heads) < 2 else {(table.best, 1)}
+    for k in (k for k, head in enumerate(table.heads) if head in BOLD):
+        figures = {
+            row: float(match[1].replace(",", ""))
+            for row, cells in enumerate(table.rows)
+            if (match := NUMBER.fullmatch(cells[k]))
+        }
+        if figures:
+            places.add((max(figures, key=lambda row: figures[row]), k))
+    return places
+
+
+def _escape(text: str) -> str:
+    special = {
+        "&": "\\&",
+        "%": "\\%",
+        "$": "\\$",
+        "#": "\\#",
+        "_": "\\_",
+        "{": "\\{",
+        "}": "\\}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "\\": "\\textbackslash{}",
+        "±": "$\\pm$",
+    }
+    return "".join(special.get(c, c) for c in " ".join(text.split()))

@@ -6,12 +6,13 @@ import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts, compose, find, names
 from comity.checksums import with_crc
+from comity.core.algorithm import AnyAlgorithm
 from comity.core.wrapper import Wrapper, chain
 from comity.data import Federation
 from comity.errors import UsageError
@@ -27,9 +28,11 @@ from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
 from comity.runs.summary import no_round_counted
 from comity.safe_files import path_inside, write_atomically
+from comity.studies.against import AgainstEach, against_each, find_method
 from comity.studies.compare_warnings import BatchNormCheck, compare_steps
 from comity.studies.equal_steps import describe_equal_steps
 from comity.studies.equal_steps import equal_steps as measure_equal_steps
+from comity.studies.method_settings import split_settings, take_solo
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
 from comity.studies.parallel import (
@@ -80,6 +83,10 @@ class Findings:
     """Warnings about several runs, or that name a run in their text."""
     equal_steps: bool = False
     """Whether methods have the rounds in which parties take equally many gradient evaluations."""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The settings in which a method differs from the others."""
+    against: AgainstEach | None = None
+    """One method against each of the others, if the comparison has a reference."""
 
     def plain(self) -> dict[str, Any]:
         """Return the content of comparison.json."""
@@ -99,6 +106,7 @@ def compare(
     jobs: int = 1,
     record_messages: bool = False,
     equal_steps: bool = False,
+    reference: str | None = None,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed.
 
@@ -116,9 +124,11 @@ def compare(
         record_messages: Whether all runs store their messages.
         equal_steps: Whether methods get the numbers of rounds in which a party takes equally many
             gradient evaluations, in place of equally many rounds.
+        reference: The method that is compared with each of the others.
     """
-    methods = list(dict.fromkeys([SOLO, *algorithms]))
-    check_folders(methods)
+    check_folders(list(dict.fromkeys([SOLO, *algorithms])))
+    methods, alone = take_solo(algorithms, SOLO)
+    reference = find_method(reference, methods) if reference else None
     for method in dict.fromkeys(m for m in algorithms if list(algorithms).count(m) > 1):
         warn(f"{display_name(method)} is given several times, and is compared once.")
     data = cached_federations(federation)
@@ -126,10 +136,12 @@ def compare(
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
     check_settings(base, methods)
     rounds, scaling = (
-        _equal_rounds(base, methods, seeds[0], data, model) if equal_steps else ({}, [])
+        _equal_rounds(base, methods, seeds[0], data, model, alone) if equal_steps else ({}, [])
     )
     experiments = [
-        experiment_of(base, method, seed, rounds) for seed in seeds for method in methods
+        (method, experiment_of(base, method, seed, rounds, alone))
+        for seed in seeds
+        for method in methods
     ]
     passed_on: set[str] = set()
 
@@ -144,7 +156,7 @@ def compare(
     parties: dict[int, Parties] = {}
     runs: list[PlannedRun] = []
     batchnorm = BatchNormCheck()
-    for experiment in experiments:
+    for method, experiment in experiments:
         seed = experiment.seed
         # All experiments are checked before the first run starts.
         job = prepare(experiment, data(experiment), model)
@@ -153,9 +165,9 @@ def compare(
         parties[seed] = parties.get(seed) or Parties.of(data(experiment))
         runs.append(
             PlannedRun(
-                title(experiment, len(seeds) > 1),
+                title(experiment, len(seeds) > 1, method=method),
                 experiment,
-                run_folder(out, experiment.algorithm, seed),
+                run_folder(out, method, seed),
                 Cost.of(job),
                 record_messages,
                 job if len(seeds) <= SHARED_DATA else None,
@@ -175,7 +187,9 @@ def compare(
     before = [RunWarning("before", text) for text in (*scaling, *batchnorm.warnings())]
     warnings = [*before, *(RunWarning("after", text) for text in equal_methods)]
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
-    result = findings(base, summaries, out, from_start, warnings, equal_steps)
+    result = findings(base, summaries, out, from_start, warnings, equal_steps, reference)
+    if alone:
+        result = replace(result, settings={SOLO: alone} | result.settings)
     warn_once(warning.text for warning in result.warnings)
     write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
@@ -230,18 +244,16 @@ def findings(
     parties: Mapping[int, Parties],
     warnings: list[RunWarning],
     equal_steps: bool = False,
+    reference: str | None = None,
 ) -> Findings:
     """Compare every method with SOLO, for each party and for all together.
 
     The verdicts name the best of the methods in which a party could take part, so the intervals are
     Bonferroni-corrected for their number. Warnings about the methods' steps are added to those
-    given.
+    given. A `reference` is also compared with each of the other methods.
     """
     metric = METRICS[base.metric]
-    shares = {
-        method: chain(compose(method, settings_for(base, method)))[-1].traits.shares
-        for method in summaries
-    }
+    shares = {method: chain(composed(base, method))[-1].traits.shares for method in summaries}
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
     picked = max(1, len(open_to_all))
     same = same_parties(of_seed.shares for of_seed in parties.values())
@@ -280,7 +292,23 @@ def findings(
         reading,
         [*warnings, *(RunWarning("after", text) for text in about_steps)],
         equal_steps,
+        {display_name(m): own for m in summaries if (own := split_settings(m)[1])},
+        against_each(
+            reference,
+            [m for m in summaries if m != reference and m not in untrained],
+            lambda method, other: _gains(method, parties, out, metric.name, other),
+            too_few,
+            same,
+            metric,
+        )
+        if reference and reference not in untrained
+        else None,
     )
+
+
+def composed(base: Experiment, method: str) -> AnyAlgorithm:
+    """Return the algorithm of a method with those of the common options that it accepts."""
+    return compose(split_settings(method)[0], settings_for(base, method))
 
 
 def _equal_rounds(
@@ -289,6 +317,7 @@ def _equal_rounds(
     seed: int,
     data: Callable[[Experiment], Federation],
     model: CustomModel | None,
+    alone: Mapping[str, Any],
 ) -> tuple[dict[str, int], list[str]]:
     """Return the rounds of all methods by which they spend equal steps, and what to say about it.
 
@@ -296,18 +325,20 @@ def _equal_rounds(
     """
     equal = {}
     for method in methods:
-        experiment = experiment_of(base, method, seed)
+        experiment = experiment_of(base, method, seed, alone=alone)
         equal[method] = measure_equal_steps(prepare(experiment, data(experiment), model))
     rounds = {method: measured.rounds for method, measured in equal.items()}
     return rounds, describe_equal_steps(equal, base.rounds)
 
 
-def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[int, list[Gain]]:
-    """Return every party's gain over SOLO, by seed; nothing for SOLO itself."""
+def _gains(
+    method: str, seeds: Iterable[int], out: Path, metric: str, other: str = SOLO
+) -> dict[int, list[Gain]]:
+    """Return every party's gain over another method, by seed; nothing if it is the same method."""
     both = {
-        seed: (run_folder(out, method, seed), run_folder(out, SOLO, seed))
+        seed: (run_folder(out, method, seed), run_folder(out, other, seed))
         for seed in seeds
-        if method != SOLO
+        if method != other
     }
     return {seed: gains(*folders, metric) for seed, folders in both.items()}
 
@@ -332,10 +363,13 @@ def check_folders(methods: Sequence[str]) -> None:
         )
 
 
-def title(experiment: Experiment, several: bool, without: str = "") -> str:
-    """Return the title of a run in a study; with `several` seeds, it includes the seed."""
+def title(experiment: Experiment, several: bool, without: str = "", method: str = "") -> str:
+    """Return the title of a run in a study; with `several` seeds, it includes the seed.
+
+    `method` is the method with its own settings, if it has any.
+    """
     parts = [
-        display_name(experiment.algorithm),
+        display_name(method or experiment.algorithm),
         f"without {without}" if without else "",
         f"seed {experiment.seed}" if several else "",
     ]
@@ -348,14 +382,21 @@ def run_folder(out: Path, method: str, seed: int) -> Path:
 
 
 def experiment_of(
-    base: Experiment, method: str, seed: int, rounds: Mapping[str, int] | None = None
+    base: Experiment,
+    method: str,
+    seed: int,
+    rounds: Mapping[str, int] | None = None,
+    alone: Mapping[str, Any] | None = None,
 ) -> Experiment:
-    """Return the experiment of one method in a comparison.
+    """Return the experiment of one method in a comparison, with its own settings.
 
-    `rounds` has the numbers of rounds of methods that differ from the others in it.
+    `rounds` has the numbers of rounds of methods that differ from the others in it, and `alone` the
+    own settings of SOLO.
     """
-    count = (rounds or {}).get(method, base.rounds)
-    return base.but(algorithm=method, seed=seed, set=settings_for(base, method), rounds=count)
+    algorithm, own = (SOLO, dict(alone)) if alone and method == SOLO else split_settings(method)
+    options = settings_for(base, method)
+    equal = {"rounds": rounds[method]} if rounds and method in rounds else {}
+    return base.but(**{"algorithm": algorithm, "seed": seed, "set": options} | own | equal)
 
 
 def settings_for(base: Experiment, method: str) -> dict[str, Any]:

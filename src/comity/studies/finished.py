@@ -23,6 +23,7 @@ from comity.runs.result import Result
 from comity.runs.run import reopen
 from comity.runs.run_metric import metric_of
 from comity.runs.run_warnings import When, upgrade_warnings
+from comity.studies.against import AgainstEach
 from comity.studies.compare import COMPARISON, Findings, run_folder
 from comity.studies.method_summary import MethodSummary, figure_of
 from comity.studies.overall_verdict import OverallVerdict
@@ -113,6 +114,11 @@ class Comparison:
     def reading(self) -> str:
         """How to read the intervals of the verdicts."""
         return self.findings.reading
+
+    @property
+    def against(self) -> AgainstEach | None:
+        """The reference method against each of the others; None without a reference."""
+        return self.findings.against
 
     @property
     def best(self) -> MethodSummary:

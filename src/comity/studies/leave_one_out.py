@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 
-from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError, unknown
@@ -28,10 +27,10 @@ from comity.studies.compare import (
     LEFT_OUT,
     check_folders,
     check_settings,
+    composed,
     experiment_of,
     folder_name,
     run_folder,
-    settings_for,
     title,
 )
 from comity.studies.parallel import (
@@ -141,11 +140,7 @@ def exchanging_methods(base: Experiment, algorithms: Sequence[str]) -> list[str]
     methods = list(dict.fromkeys(algorithms))
     check_folders(methods)
     check_settings(base, methods)
-    exchanging = [
-        m
-        for m in methods
-        if chain(compose(m, settings_for(base, m)))[-1].traits.shares != "nothing"
-    ]
+    exchanging = [m for m in methods if chain(composed(base, m))[-1].traits.shares != "nothing"]
     if not exchanging:
         raise UsageError(
             "Leaving a party out tells nothing where nothing is exchanged: name a method beside"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from comity.algorithms import card, names
 from comity.errors import ComityError, UsageError
 from comity.measure.targets import TargetReached, common_target, reach_target
@@ -35,11 +37,13 @@ from comity.runs.run_warnings import read_warnings, warning_texts
 from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import blocks
 from comity.spec import parse, split
+from comity.studies.against import HEADS, AgainstEach
 from comity.studies.compare import folder_name
 from comity.studies.compare_warnings import compare_steps
 from comity.studies.method_summary import (
     MethodSummary,
     columns,
+    figure_of,
     method_summary,
     optional_columns,
 )
@@ -70,6 +74,7 @@ MATTER = ("over SOLO", "gained", "hurt")
 """The columns of the ranking that compare with SOLO. A narrow screen shows them first."""
 IDEA = re.compile(r"Idea: (.*?)(?:\n\n|$)", re.DOTALL)
 TARGET = ("rounds to target", "bytes to target")
+AGAINST = "against"
 ANSWERS = "answers"
 IDEAS = "ideas"
 MEASURES = "measures"
@@ -90,6 +95,10 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     _add_warnings(section, group, comparison)
     section.blocks.append(_ranking(ranked, group, resolved_target))
     section.say(_explain_columns(group, resolved_target, target is not None))
+    if against := comparison.against:
+        title = f"{against.method} against each"
+        section.blocks.append(Table(AGAINST, title, HEADS, against.rows))
+        section.say(against.reading)
     section.blocks += [*_ideas(group), *_other_metrics(group), *absences(group)]
     return section
 
@@ -165,13 +174,13 @@ def _step_warnings(group: Group) -> list[str]:
     return compare_steps({method.name: method.summaries for method in group.methods}, False)
 
 
-def _differing_settings(group: Group, equal_steps: bool) -> list[str]:
+def _differing_settings(group: Group, expected: Collection[str]) -> list[str]:
     """Return a sentence for each setting, except method and seed, in which the runs differ.
 
-    Runs of a comparison differ if one of them was extended afterwards. With equal steps, methods
-    have different numbers of rounds.
+    Runs of a comparison differ if one of them was extended afterwards. They may differ in the
+    `expected` settings: those in which methods were compared on purpose.
     """
-    ignored = {"algorithm", "seed", "set", *WHERE, *(("rounds",) if equal_steps else ())}
+    ignored = {"algorithm", "seed", "set", *WHERE, *expected}
     runs_by_value: dict[str, dict[str, list[str]]] = {}
     for run in group.runs:
         if run.experiment:
@@ -243,6 +252,8 @@ class ComparisonAnswers:
     reading: str = ""
     warnings: tuple[str, ...] = ()
     """The warnings about several of its runs."""
+    against: AgainstEach | None = None
+    """One method against each of the others."""
 
 
 def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAnswers:
@@ -262,6 +273,7 @@ def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAn
             [_parse_answer(entry) for entry in content["answers"]],
             content["reading"],
             tuple(warning.text for warning in read_warnings(content, {})),
+            TypeAdapter(AgainstEach | None).validate_python(content.get("against")),
         )
         methods = {folder_name(row["algorithm"]) for row in content["rows"]}
         if not isinstance(comparison.reading, str):
@@ -271,7 +283,11 @@ def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAn
             "comparison.json is damaged: what it says to each party cannot be shown.", "missing"
         )
         return ComparisonAnswers([])
-    for text in _differing_settings(group, content.get("equal_steps") is True):
+    own_settings = content.get("settings") or {}
+    expected = {name for settings in own_settings.values() for name in settings}
+    if content.get("equal_steps") is True:
+        expected.add("rounds")
+    for text in _differing_settings(group, expected):
         section.say(text, "warning")
     has_methods = methods <= {run.folder.parent.name for run in group.runs}
     same_runs = has_methods and _has_same_figures(group, content["rows"])
@@ -287,7 +303,9 @@ def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAn
 def _has_same_figures(group: Group, rows: Sequence[dict[str, Any]]) -> bool:
     """Whether the finished runs still have the figures that the comparison was computed from."""
     figures = {
-        m.runs[0].folder.parent.name: [run.figures.get("mean") for run in m.finished]
+        m.runs[0].folder.parent.name: [
+            figure_of(run.summary or {}, group.metric.name) for run in m.finished
+        ]
         for m in group.methods
     }
     pairs = ((figures[folder_name(row["algorithm"])], row["figure"]) for row in rows)
@@ -522,7 +540,7 @@ def _about_best(group: Group, best: Ranked, rest: list[Ranked]) -> str:
         return f"{name} has {figure}, {place}."
     second = rest[0]
     points = 100 * abs(best.sure_mean - second.sure_mean)
-    difference = _difference(best.method, second.method, len(rest), group.metric)
+    difference = difference_between(best.method, second.method, len(rest), group.metric)
     if difference is None or difference.helped:
         return f"{name} is best with {figure}, {points:.1f} points ahead of {second.method.name}."
     return (
@@ -548,7 +566,9 @@ def _about_worst_party(collaborative: list[Ranked], metric: Metric) -> list[str]
     ]
 
 
-def _difference(first: Method, second: Method, rivals: int, metric: Metric) -> Estimate | None:
+def difference_between(
+    first: Method, second: Method, rivals: int, metric: Metric
+) -> Estimate | None:
     """Return how far the first method is ahead of the second, on average over parties.
 
     The difference is paired over the test samples of both. Its interval allows for the choice of
