@@ -13,6 +13,7 @@ from harness import comity as command
 from harness import one_sentence
 from matrix import run, weights
 from safetensors.torch import save_file
+from small_encoder import FakeLibrary, Small
 from torch import nn
 
 from comity import models
@@ -55,29 +56,6 @@ def test_a_folder_is_needed(tmp_path: Path) -> None:
 def test_only_images_fit(name: str) -> None:
     with pytest.raises(UsageError, match="needs images of 1 or 3 channels"):
         models.build(name, (12,), 3)
-
-
-class Small(nn.Module):
-    """Stands in for a network of a library."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3)
-        self.fc = nn.Linear(4, 1000)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc(self.conv1(x).mean((2, 3)))
-        return out
-
-
-class FakeLibrary:
-    """The functions of torchvision.models that Comity calls."""
-
-    def list_models(self) -> list[str]:
-        return ["small"]
-
-    def get_model(self, name: str, weights: None) -> nn.Module:
-        return Small()
 
 
 @pytest.fixture
