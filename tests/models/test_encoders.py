@@ -166,6 +166,18 @@ def test_hugging_face_texts(tmp_path: Path) -> None:
     assert not any("pooler" in entry for entry in theta)
 
 
+def test_an_encoder_without_a_pooler(tmp_path: Path) -> None:
+    transformers = library("transformers")
+    settings = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 16, "image_size": 8, "patch_size": 4, "num_channels": 1,
+    }  # fmt: skip
+    net = transformers.ViTModel(transformers.ViTConfig(**settings), add_pooling_layer=False)
+    wrapped = encoders.HuggingFaceEncoder(net, 1, 0, "pooler")
+    with pytest.raises(UsageError, match="use cut=cls or cut=mean"):
+        wrapped(torch.zeros(2, 1, 8, 8))
+
+
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     library("transformers")
     (tmp_path / "config.json").write_text("{}")
