@@ -82,6 +82,10 @@ def test_base_model_must_not_be_a_file(
     for settings in (
         {"model": "vit(rank=2,base=x)"},
         {"party": {"north": {"model": "vit(rank=2,base=x)"}}},
+        {"weights": "w.safetensors"},
+        {"model": "hf(path=x)"},
+        {"model": "hf(x)"},
+        {"model": "timm(resnet18,w.safetensors)"},
     ):
         with pytest.raises(UsageError, match="north reads no files that a run names"):
             check(policy({}), "fedavg", **settings)

@@ -13,6 +13,7 @@ from harness import comity as command
 from harness import one_sentence
 from matrix import run, weights
 from safetensors.torch import save_file
+from small_encoder import FakeLibrary, Small
 from torch import nn
 
 from comity import models
@@ -55,29 +56,6 @@ def test_a_folder_is_needed(tmp_path: Path) -> None:
 def test_only_images_fit(name: str) -> None:
     with pytest.raises(UsageError, match="needs images of 1 or 3 channels"):
         models.build(name, (12,), 3)
-
-
-class Small(nn.Module):
-    """Stands in for a network of a library."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 4, 3)
-        self.fc = nn.Linear(4, 1000)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc(self.conv1(x).mean((2, 3)))
-        return out
-
-
-class FakeLibrary:
-    """The functions of torchvision.models that Comity calls."""
-
-    def list_models(self) -> list[str]:
-        return ["small"]
-
-    def get_model(self, name: str, weights: None) -> nn.Module:
-        return Small()
 
 
 @pytest.fixture
@@ -186,6 +164,18 @@ def test_hugging_face_texts(tmp_path: Path) -> None:
     name = "encoder.net.embeddings.word_embeddings.weight"
     assert torch.equal(theta[name], net.get_input_embeddings().weight)
     assert not any("pooler" in entry for entry in theta)
+
+
+def test_an_encoder_without_a_pooler(tmp_path: Path) -> None:
+    transformers = library("transformers")
+    settings = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 16, "image_size": 8, "patch_size": 4, "num_channels": 1,
+    }  # fmt: skip
+    net = transformers.ViTModel(transformers.ViTConfig(**settings), add_pooling_layer=False)
+    wrapped = encoders.HuggingFaceEncoder(net, 1, 0, "pooler")
+    with pytest.raises(UsageError, match="use cut=cls or cut=mean"):
+        wrapped(torch.zeros(2, 1, 8, 8))
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:

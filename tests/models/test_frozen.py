@@ -4,6 +4,7 @@ on every engine.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,20 @@ import pytest
 import torch
 from closed_forms import assert_closed_forms
 from frozen_models import SHARE_THE_ENCODER, encoder, model
+from harness import succeed
 from matrix import compositions, ragged, run, short, weights
 from sweeps import over_methods
 from torch import nn
 
 import comity
+from comity.base.noise import gaussian
 from comity.core import Key
 from comity.errors import UsageError
+from comity.models.exported import read_parameters
+from comity.runs import config
+from comity.runs.build import prepare
+from comity.studies.export import load
+from comity.training import dp_sgd
 
 
 def with_batchnorm() -> tuple[nn.Module, nn.Module]:
@@ -121,12 +129,6 @@ def test_frozen_batchnorm_keeps_its_statistics(tmp_path: Path) -> None:
     }
 
 
-def test_private_training_clips_the_trained_weights_only(tmp_path: Path) -> None:
-    """Noise is added to as many values as are trained."""
-    result = run("fedavg+dp(noise=1)", tmp_path, model=model("all"), rounds=1)
-    assert set(weights(result)["north"]) == TRAINED["all"]
-
-
 def test_frozen_weights_stay_with_random_and_own(tmp_path: Path) -> None:
     for init in ("random", "own"):
         result = run("fedavg", tmp_path / init, model=model("all"), rounds=1, init=init)
@@ -162,3 +164,64 @@ def test_other_frozen_weights_are_another_network(tmp_path: Path) -> None:
     assert isinstance(reopened, comity.Result)
     with pytest.raises(UsageError, match="another network"):
         reopened.model("north")
+
+
+FILE = """
+import torch
+from torch import nn
+
+
+def build(shape, classes):
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh()).requires_grad_(False)
+    return layers, nn.Linear(6, classes)
+"""
+
+
+def test_an_exported_model_has_its_frozen_weights_with_it(
+    tmp_path: Path, without_onnx: None
+) -> None:
+    path = tmp_path / f"frozen_{abs(hash(tmp_path)) % 10**8}.py"
+    path.write_text(FILE)
+    how: dict[str, Any] = {"data": "digits", "parties": 3, "rounds": 1, "engine": "loop"}
+    result = comity.run("fedavg", model=str(path), out=tmp_path / "run", **how)
+    succeed("export", tmp_path / "run", "--party", "p0", "--out", tmp_path / "out")
+    values = read_parameters(tmp_path / "out")
+    assert set(values) == {"encoder.1.weight", "encoder.1.bias", "head.weight", "head.bias"}
+    x = comity.load("digits").x[:5]
+    exported = load(tmp_path / "out")
+    torch.testing.assert_close(exported.predict_proba(x), result.model("p0").predict_proba(x))
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    prepared = exported.inputs.prepare(x)
+    torch.testing.assert_close(program(prepared), exported.logits(prepared), rtol=1e-4, atol=1e-5)
+
+
+def test_noise_is_added_to_the_trained_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DP-SGD clips and blurs gradients of the head's 90 values, not of the encoder's."""
+    sizes = []
+
+    def watched(key: Any, shape: list[int], *more: Any) -> Any:
+        sizes.append(shape)
+        return gaussian(key, shape, *more)
+
+    monkeypatch.setattr(dp_sgd, "gaussian", watched)
+    with tempfile.TemporaryDirectory() as folder:
+        run("fedavg+dp(noise=1)", Path(folder), model=model("all"), rounds=1)
+    assert {tuple(shape) for shape in sizes} == {(8 * 10 + 10,)}
+
+
+@pytest.mark.parametrize(
+    ("text", "term"),
+    [("moon", "the contrastive loss"), ("adcol(hidden=8)", "the adversarial loss")],
+)
+def test_a_method_that_only_changes_the_encoder_warns(text: str, term: str, tmp_path: Path) -> None:
+    """Without a trained encoder they are FedAvg and SOLO, with more traffic."""
+    with pytest.warns(UserWarning, match=f"the encoder is frozen, so {term} has no effect"):
+        frozen = run(text, tmp_path / "all", model=model("all"), rounds=1)
+    parent = run(
+        "fedavg" if text == "moon" else "solo", tmp_path / "p", model=model("all"), rounds=1
+    )
+    for name, theta in weights(parent).items():
+        torch.testing.assert_close(weights(frozen)[name], theta, rtol=1e-5, atol=1e-6)
+    job = prepare(config.experiment({"algorithm": text, "engine": "loop"}), ragged(), model("part"))
+    assert not any("encoder is frozen" in warning for warning in job.warnings())

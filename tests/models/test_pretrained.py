@@ -17,8 +17,13 @@ from sweeps import over_methods
 from torch import Tensor, nn
 
 import comity
+from comity import models
 from comity.core import Key, Params
 from comity.errors import UsageError
+from comity.models.modules import Modules
+from comity.models.pretrained import Pretrained
+from comity.runs import config
+from comity.runs.build import prepare
 
 TINY = 1e-9
 """A learning rate so small that trained weights are the initial ones."""
@@ -160,6 +165,21 @@ def test_the_users_modules_are_not_changed(tmp_path: Path) -> None:
     before = {name: value.clone() for name, value in given(parts).items()}
     run("fedavg", tmp_path, model=parts, rounds=1, init="random")
     assert all(torch.equal(value, before[name]) for name, value in given(parts).items())
+
+
+def test_given_weights_do_not_change_the_digest_of_the_layers(tmp_path: Path) -> None:
+    """So finished runs of versions that drew all weights can be opened."""
+    network = models.build(pair(), (1, 8, 8), 10)
+    assert isinstance(network, Pretrained)
+    assert isinstance(network.network, Modules)
+    assert network.digest == network.network.digest
+
+
+def test_other_weights_have_other_noise() -> None:
+    """Otherwise the difference of two private runs of one seed would have none."""
+    settings = config.experiment({"algorithm": "fedavg+dp(noise=1)", "engine": "loop"})
+    roots = [prepare(settings, ragged(), pair(seed)).root for seed in (3, 3, 4)]
+    assert roots[0] == roots[1] != roots[2]
 
 
 def test_a_resumed_run_needs_the_same_weights(tmp_path: Path) -> None:

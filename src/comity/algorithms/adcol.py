@@ -287,6 +287,7 @@ class Adcol(DiscriminatorSteps, PrivateRows, Algorithm[Game, AdcolState, Game]):
     traits = Traits(
         shares="representations",
         self_contained=True,
+        encoder_term="the adversarial loss",
         feature_skew_only=True,
         start_weights="shared",
         bytes_formula=(

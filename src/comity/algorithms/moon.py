@@ -81,3 +81,7 @@ class Moon(AveragedModel[MoonState]):
 
     def deployed_model(self, state: MoonState, m: Model, party: Party) -> Params:
         return m.theta | state.private
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(AveragedModel.traits, encoder_term="the contrastive loss")

@@ -81,6 +81,10 @@ class Traits:
     or draw from them. If they do not, the representations of a frozen encoder, computed once, may
     stand in for them. None: no for Comity's own methods, yes for a user's.
     """
+    encoder_term: str = ""
+    """The term of the method that changes the encoder and nothing else, as in "the contrastive
+    loss"; a run with a frozen encoder warns that it has no effect. "" if there is none.
+    """
     needs_validation: str = ""
     """Why the method cannot run without validation samples, and what to do; "" if it can."""
     no_offset: str = ""

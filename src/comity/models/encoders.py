@@ -82,7 +82,9 @@ class HuggingFaceEncoder(ImageEncoder):
         else:
             output = self.net(self.fitted(x))
         if self.cut == "pooler":
-            pooled: Tensor = output.pooler_output
+            pooled: Tensor | None = getattr(output, "pooler_output", None)
+            if pooled is None:
+                raise UsageError("This encoder has no pooler: use cut=cls or cut=mean.")
             return pooled.flatten(1)
         states: Tensor = output.last_hidden_state
         if self.cut == "cls":
@@ -208,9 +210,13 @@ def _with_head(
     try:
         with torch.no_grad():
             width = encoder.eval()(torch.zeros(2, *shape)).shape[1]
+    except UsageError:
+        raise
     except Exception as why:
         reason = (str(why).strip() or type(why).__name__).splitlines()[0][:200]
-        raise UsageError(f"{what} does not fit samples of shape {shape}: {reason}") from why
+        raise UsageError(
+            f"{what} does not fit samples of shape {shape}: {reason.rstrip('.')}."
+        ) from why
     with _new_weights():
         head = nn.Linear(width, classes)
     return NamedEncoder(encoder.requires_grad_(not freeze) if freeze else encoder, head)

@@ -92,13 +92,15 @@ class Modules:
         return by_part[0], by_part[1]
 
     def values(self) -> Params:
-        """Return the values that the modules have now."""
-        return {
-            name: values[module_name].detach().clone()
-            for names, part in zip(self._names, self._parts, strict=True)
-            for values in [part.state_dict()]
-            for name, module_name in names.items()
-        }
+        """Return the values that the modules have now. Those of frozen parts are no copies."""
+        values: Params = {}
+        for names, part in zip(self._names, self._parts, strict=True):
+            copies = not _is_frozen(part)
+            tensors = part.state_dict()
+            for name, module_name in names.items():
+                tensor = tensors[module_name].detach()
+                values[name] = tensor.clone() if copies else tensor
+        return values
 
     @cached_property
     def norms(self) -> frozenset[str]:
@@ -120,11 +122,13 @@ class Modules:
 
         A layer without that method keeps the values that its module was passed with.
         """
-        copy = Modules(*deepcopy(self._parts), self.shape)
+        # A frozen part may be large, and its initial values are never used.
+        encoder, head = (part if _is_frozen(part) else deepcopy(part) for part in self._parts)
         with LayerStream(key.fold("weights")):
-            for part in copy._parts:
-                _redraw(part)
-        return copy.values()
+            for part in (encoder, head):
+                if not _is_frozen(part):
+                    _redraw(part)
+        return Modules(encoder, head, self.shape).values()
 
     def redrawn_names(self) -> frozenset[str]:
         """Return the names of the tensors that `init` sets."""

@@ -140,7 +140,7 @@ class Pretrained:
         network of the same digest.
         """
         layers: str = getattr(self.network, "digest", "") or fixed_in(self.network)
-        return digest_of(self.frozen, layers)
+        return digest_of(self.frozen, layers) if self.frozen else layers
 
     @cached_property
     def given_digest(self) -> str:
@@ -195,11 +195,6 @@ def digest_of(values: Params, layers: str = "") -> str:
         digest.update(name.encode())
         digest.update(value.detach().contiguous().cpu().view(-1).numpy().tobytes())
     return digest.hexdigest()
-
-
-def base_of(network: Network) -> Network:
-    """Return a network without the given and frozen weights around it."""
-    return network.network if isinstance(network, Pretrained) else network
 
 
 def initial_weights(network: Network) -> InitialWeights | None:

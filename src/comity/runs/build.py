@@ -30,9 +30,8 @@ from comity.engines.watched import Watched
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import METRICS, check_fits
-from comity.models.modules import Modules
 from comity.models.named_files import named_files
-from comity.models.pretrained import base_of
+from comity.models.pretrained import Pretrained
 from comity.names import display_name
 from comity.plugins import digest
 from comity.runs import config
@@ -65,14 +64,17 @@ class SimulatedRun(ServerRun):
         The number of rounds, absences and the engine are excluded: they do not change the rounds
         themselves. Secure aggregation is for runs between sites.
         """
+        # The values in a file of weights count, and not where it is.
         settings = self.experiment.model_dump(
             exclude=WHERE
-            | {"rounds", "eval_every", "eval_share", "patience", "absent"}
+            | {"weights", "rounds", "eval_every", "eval_share", "patience", "absent"}
             | {"secure_aggregation", "secure_aggregation_range"}
         )
-        if self.experiment.weights is None:  # noise of runs from before this setting stays the same
-            del settings["weights"]
-        secret = combine([repr(sorted(settings.items())), self.federation.fingerprint()]).encode()
+        networks = {id(task): task.network for task in self.info.tasks}.values()
+        given = [n.given_digest + n.digest for n in networks if isinstance(n, Pretrained)]
+        secret = combine(
+            [repr(sorted(settings.items())), self.federation.fingerprint(), *given]
+        ).encode()
         return Key.root(self.experiment.seed, secret)
 
     def warnings(self) -> list[str]:
@@ -327,9 +329,7 @@ def _check_loadable_elsewhere(job: SimulatedRun) -> None:
     """Refuse data and networks that were given as Python objects: workers on a cluster load them by
     name.
     """
-    if job.federation.split.dataset == "arrays" or any(
-        isinstance(base_of(party.task.network), Modules) for party in job.parties
-    ):
+    if job.federation.split.dataset == "arrays" or job.context.modules is not None:
         raise UsageError(
             "The ray engine loads data and networks where its workers are, by their names: data"
             " given as arrays and networks given as modules cannot be found there. Import the data"

@@ -139,6 +139,12 @@ class ServerRun:
             texts += [
                 text for part in parts for text in part.accounting.privacy_warnings(self.info)
             ]
+        if not any(task.trains_encoder for task in self.info.tasks):
+            texts += [
+                f"the encoder is frozen, so {part.traits.encoder_term} has no effect."
+                for part in parts
+                if part.traits.encoder_term
+            ]
         texts += self.absences.without_effect(self.algorithm)
         warnings = [f"{name}: {text}" for text in texts]
         if self.experiment.device != "cpu":

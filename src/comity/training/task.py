@@ -163,6 +163,11 @@ class LearningTask:
         return frozenset(k for k in self.shapes if k.partition(".")[0] in stages)
 
     @property
+    def trains_encoder(self) -> bool:
+        """Whether any parameter before the cut is trained: a frozen encoder has none."""
+        return any(not is_buffer(name) for name in self.shapes.keys() - self.head_names)
+
+    @property
     def norm_names(self) -> frozenset[str]:
         """The parameters and buffers of BatchNorm layers, found by the layers' type."""
         return self.network.norms
