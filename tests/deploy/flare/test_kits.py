@@ -24,10 +24,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def site_and_request(hub: Path) -> tuple[Path, Path]:
+@pytest.fixture
+def site_and_request(hub: Path, tmp_path: Path) -> tuple[Path, Path]:
     """The folder of a site that asked to join, and its request."""
-    site = hub.parent / "north"
+    site = tmp_path / "north"
     return site, startup_kits.join(
         startup_kits.Invite.load(hub / startup_kits.INVITE), "north", site
     )
