@@ -721,8 +721,9 @@ def _by_hand(
     )
     settings = {n: getattr(fed, n) for n in names if hasattr(fed, n)} | stage
     # A batch has all samples, so a step is a pass.
-    passes = {"party": HOW.epochs, "epochs": fed.disc_epochs}
-    settings["disc_passes"] = passes.get(fed.disc_steps, fed.disc_steps)
+    named = {"party": HOW.epochs, "epochs": fed.disc_epochs}
+    steps = fed.disc_steps
+    settings["disc_passes"] = named[steps] if isinstance(steps, str) else steps
     return paper_round(
         {k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **settings
     )
