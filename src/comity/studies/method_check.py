@@ -146,7 +146,7 @@ class MethodCheck:
         finder = LineFinder(lambda: generator_states() != before)
         with suppress(Exception), finder:
             self.run("traced")
-        return UnkeyedDraw(why.function, why.whose, finder.place or why.place, why.instead)
+        return UnkeyedDraw(why.function, why.whose, finder.place or why.place, why.key)
 
     def _repeatability(self) -> str:
         _compare(self._reference, self._from_new_process("repeated"), REPEAT)
