@@ -61,6 +61,7 @@ NOT_A_NETS = {"state", "states", "sites", "engine", "deliver", "evaluate", "alon
 CONTEXT = {"training/kernels.py": "TAPE", "training/gradient_count.py": "_COUNT"}
 TAPES = {"training/kernels.py", "training/descent.py", "training/dp_sgd.py"}
 LENDS_THE_GLOBAL_GENERATOR = "models/layer_stream.py"
+WATCHES_THE_GLOBAL_GENERATOR = "engines/purity.py"  # reads its state, to refuse unkeyed draws
 OPENING = {"unseal", "open_sealed"}
 OPENS_PARCELS = {
     "wire/codec.py",
@@ -427,7 +428,10 @@ def test_the_tape_is_the_descents() -> None:
 
 
 def test_the_global_generator_is_lent_in_one_place() -> None:
-    assert findings()[seeds] == {LENDS_THE_GLOBAL_GENERATOR}
+    assert findings()[seeds] == {LENDS_THE_GLOBAL_GENERATOR, WATCHES_THE_GLOBAL_GENERATOR}
+    watching = (SOURCE / WATCHES_THE_GLOBAL_GENERATOR).read_text(encoding="utf-8")
+    assert "set_rng_state" not in watching
+    assert "manual_seed" not in watching
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=name)

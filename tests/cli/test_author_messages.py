@@ -61,3 +61,8 @@ def test_folder_that_cannot_be_created() -> None:
     message = one_sentence(comity("run", "fedavg", *SMALL, "--out", "/proc/x"), 2)
     assert "/proc/x cannot be created (" in message
     assert "choose another --out" in message
+
+
+def test_setting_in_brackets_is_named_as_one() -> None:
+    message = one_sentence(comity("run", "fedper(lr=0.1)"), 2)
+    assert "lr is no option of fedper, but a setting of the run: --lr 0.1." in message

@@ -674,7 +674,7 @@ def test_tune_chooses_on_validation_data(here: Path) -> None:
     match = re.search(r"data: (.*?)\. The next is", result.out.replace("\n", " "))
     assert match is not None
     assert match[1].replace(", ", ",") == winner
-    assert len([line for line in result.out.splitlines() if line.count("%") == 2]) == 4
+    assert len([line for line in result.out.splitlines() if line.count("%") == 3]) == 4
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -308,7 +308,7 @@ def test_only_screen_makes_consoles_and_prints_are_escaped() -> None:
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "print":
                 ours = (
                     r"escape_terminal\(|json\.dumps|version_line\(\)|script\(shell\)"
-                    r"|format_message\(\)|Stopped before anything was run"
+                    r"|format_message\(\)|help_text\(\)|Stopped before anything was run"
                 )
                 source = ast.unparse(call)
                 assert re.search(ours, source), f"{path.name}: {source}"

@@ -23,6 +23,9 @@ from comity.plugins import is_code, module_from
 from comity.spec import Spec, coerce, parse, split
 from comity.text import first_paragraph
 
+TRAINING = ("lr", "epochs", "steps", "batch", "optimizer", "rounds")
+"""Settings of a run that are easily taken for options of its method."""
+
 
 def names() -> list[str]:
     """The names of all methods, including wrappers."""
@@ -100,9 +103,7 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
     method: AnyAlgorithm | None = None
     for spec, cls, raw in zip(specs, classes, raw_by_method, strict=True):
         declared = options(cls)
-        for name in raw:
-            if name not in declared:
-                raise unknown(f"option of {spec.name} called", name, declared)
+        _check_names(spec.name, raw, declared)
         values = {n: coerce(f"{n} of {spec.name}", v, declared[n].kind) for n, v in raw.items()}
         if issubclass(cls, Wrapper):
             if method is None:
@@ -119,6 +120,17 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
             method = _build(spec, cls, values)
     assert method is not None
     return method
+
+
+def _check_names(method: str, values: Mapping[str, Any], declared: Mapping[str, Option]) -> None:
+    """Raise UsageError for a value that is none of the method's options."""
+    for name in (name for name in values if name not in declared):
+        if name in TRAINING:
+            raise UsageError(
+                f"{name} is no option of {method}, but a setting of the run: --{name}"
+                f" {values[name]}. Only a comparison takes it in brackets."
+            )
+        raise unknown(f"option of {method} called", name, declared)
 
 
 def _build(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:

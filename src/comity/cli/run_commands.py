@@ -365,8 +365,8 @@ def _parties_to_leave_out(typed: str | None, leave_one_out: bool) -> list[str] |
 
 
 NOT_AT_SITES = (
-    "--all, --equal-steps, --reference, --leave-one-out and --jobs are not available in a"
-    " comparison at sites: name the methods, which run one after another with all sites."
+    "--all, --equal-steps, --leave-one-out and --jobs are not available in a comparison at sites,"
+    " nor is --reference: name the methods, which run one after another with all sites."
 )
 
 

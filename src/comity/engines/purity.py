@@ -215,11 +215,15 @@ def drawn_from(before: tuple[object, ...]) -> str:
 
 
 class UnkeyedDraw(ComityError):
-    """A method drew random numbers from a global generator. `place` is the line, if it is known."""
+    """A method drew random numbers from a global generator.
 
-    def __init__(self, function: str, whose: str, place: str, instead: str) -> None:
-        self.function, self.whose, self.place, self.instead = function, whose, place, instead
+    `place` is the line, if it is known, and `key` how code there gets a key.
+    """
+
+    def __init__(self, function: str, whose: str, place: str, key: str) -> None:
+        self.function, self.whose, self.place, self.key = function, whose, place, key
+        instead = f"generator={key}.generator()" if whose == GENERATORS[0] else f"{key}.numpy()"
         super().__init__(
             f"{function} drew random numbers from {whose} global generator{in_line(place)}, so a"
-            f" second run would differ: {instead}"
+            f" second run would differ: draw with {instead}."
         )

@@ -12,7 +12,7 @@ from comity.metrics.evaluation import Evaluation
 
 MAX_REPEATS = 8
 """The number of parties whose function is run again to find the line of a draw."""
-KEYED_AT_PARTY = 'draw with generator=key.fold("purpose").generator().'
+KEY_AT_PARTY = 'key.fold("purpose")'
 
 
 class Watched:
@@ -33,7 +33,7 @@ class Watched:
         yield from self._scheduler.run(sites, call, messages, inboxes)
         if whose := drawn_from(before):
             place = _line_of_draw(sites, call, messages, inboxes)
-            raise UnkeyedDraw(call.function, whose, place, KEYED_AT_PARTY)
+            raise UnkeyedDraw(call.function, whose, place, KEY_AT_PARTY)
 
     def evaluate(
         self, sites: Sites, messages: Mapping[int, Message], final: bool

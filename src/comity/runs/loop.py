@@ -421,7 +421,7 @@ class _Rounds:
                 f"The code of {name} at the server",
                 whose,
                 f"'comity check {name}' names the line" if is_code(name) else "",
-                'draw with generator=server.key("purpose").generator().',
+                'server.key("purpose")',
             )
 
     def _end_here(self) -> None:

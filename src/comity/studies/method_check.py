@@ -146,7 +146,7 @@ class MethodCheck:
         finder = LineFinder(lambda: generator_states() != before)
         with suppress(Exception), finder:
             self.run("traced")
-        return UnkeyedDraw(why.function, why.whose, finder.place or why.place, why.instead)
+        return UnkeyedDraw(why.function, why.whose, finder.place or why.place, why.key)
 
     def _repeatability(self) -> str:
         _compare(self._reference, self._from_new_process("repeated"), REPEAT)
@@ -204,8 +204,8 @@ class MethodCheck:
 
     @cached_property
     def _new_process(self) -> dict[str, str]:
-        """Repeats the run, and resumes an interrupted one, in a new process, which has other orders
-        of sets and other states of global generators. Returns the error of each, if any.
+        """Repeats the run, and resumes an interrupted one, in a new process, which has another
+        order of sets. Returns the error of each, if any.
         """
         with suppress(_Stop), _checkpoint_after_each_round():
             start(self.prepare(), self._folder / "resumed", _StopAfterOne())
@@ -324,7 +324,6 @@ def _main() -> None:
     JSON.
     """
     algorithm, model, folder = sys.argv[1:]
-    torch.manual_seed(54321)
     check = MethodCheck(algorithm, Path(folder), model)
     errors = {}
     # The resumed run comes first: the other one would leave values behind in the module.
