@@ -245,7 +245,7 @@ def test_only_the_small_site_stays_connected(metric: str, sites: Sites) -> None:
 
 def test_site_without_test_samples_takes_no_part(sites: Sites) -> None:
     """The site takes no part, because its data cannot be split, and the warning says so."""
-    np.savez(sites.folder / "few.npz", x=np.zeros((1, 8, 8, 1), np.float32), y=np.zeros(1, int))
+    np.savez(sites.folder / "few.npz", x=np.zeros((1, 1, 8, 8), np.float32), y=np.zeros(1, int))
     for path in (sites.site("east") / "data").iterdir():
         path.unlink()
     import_site_data(sites.folder / "few.npz", sites.site("east") / "data", None, classes=10)
