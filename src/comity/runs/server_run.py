@@ -170,7 +170,7 @@ class ServerRun:
             return []
         return [
             f"{purpose} here their labels do (on average {skew:.0%} of a party's labels would have"
-            " to change to match the others'): expect it to lose."
+            " to change to match the others'): expect no gain from it."
         ]
 
     def parties_with_metric(self, split: str) -> list[str]:
