@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 import pytest
 from harness import SMALL, rows, succeed, summary
@@ -48,7 +48,7 @@ def test_figures_are_means_over_parties_at_the_chosen_round(tuning: tuple[Path, 
                 fmean(figures(run, split, t)) for run, t in zip(runs, best_rounds, strict=True)
             ]
             assert trial[key] == pytest.approx(means)
-            cell = f"{fmean(means):.1%} ± {100 * abs(means[0] - means[1]) / 2:.1f}"
+            cell = f"{fmean(means):.1%} ± {100 * stdev(means):.1f}"
             (line,) = [
                 line
                 for line in output.splitlines()
