@@ -1275,7 +1275,8 @@ def test_l14_tune_steps(
     fed = federation((20, 20, 20))
     how: dict[str, Any] = {"model": SMALL, "rounds": 3, "epochs": 2, "engine": "loop"}
     result = comity.run("fed-sps", fed, **how, tune=tune, collab_steps=collab_steps, mode=mode)
-    in_a_round = ATTACKED * per_round + (ATTACK + 2) * collab_steps
+    attacks = collab_steps if mode == "gradient" else 1  # samples are attacked and sent once
+    in_a_round = ATTACKED * per_round + ATTACK * attacks + 2 * collab_steps
     assert result.summary["steps"] == 3 * (3 * in_a_round + ATTACKED * after)
     splits = {m.split for m in result.metrics if m.metric == "accuracy"}
     assert ("test-unfinished" in splits) == (tune == "end")
