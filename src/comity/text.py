@@ -5,6 +5,8 @@ Names come from files, folders and users, and may contain characters that contro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def escape_terminal(text: str) -> str:
     """Return the text as one line, with all unprintable characters escaped.
@@ -30,6 +32,18 @@ def first_paragraph(docstring: str) -> str:
         'A title that goes on.'
     """
     return " ".join(docstring.strip().partition("\n\n")[0].split())
+
+
+def join_names(names: Iterable[str], most: int = 12) -> str:
+    """Return the first names, joined by commas, and how many more there are.
+
+    Examples:
+        >>> join_names(["p0", "p1", "p2"], most=2)
+        'p0, p1 and 1 more'
+    """
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
 
 
 class RunNumbers:

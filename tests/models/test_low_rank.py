@@ -124,7 +124,7 @@ def test_equation_3() -> None:
     torch.testing.assert_close(merged["body.weight"], w)
     assert set(merged) == {"body.weight", "body.bias", "fc.weight", "fc.bias"}
     torch.testing.assert_close(
-        network.stack.run(merged, x, False, 0, 2), network.run(theta, x, False, 0, 2)
+        network.network.run(merged, x, False, 0, 2), network.run(theta, x, False, 0, 2)
     )
 
 
@@ -145,7 +145,7 @@ def test_full_rank_takes_the_first_step_of_the_whole_layer() -> None:
         return (network.run(p, x, True, 0, 1) - y).square().mean()
 
     def whole(p: Params) -> Tensor:
-        return (network.stack.run(p, x, True, 0, 1) - y).square().mean()
+        return (network.network.run(p, x, True, 0, 1) - y).square().mean()
 
     _, factors = gradient(loss, theta)
     _, layer = gradient(whole, dict(network.base))
@@ -225,7 +225,7 @@ def test_it_learns_and_the_base_does_not_move() -> None:
     assert isinstance(network, LowRank)
     assert network.fixed == before
     assert (
-        LowRank(network.stack, dict(network.base), network.adapted, 2, 8.0).fixed == before
+        LowRank(network.network, dict(network.base), network.adapted, 2, 8.0).fixed == before
     )  # computed again
     assert result.model("p0").theta["encoder.0.q.B"].any()
 

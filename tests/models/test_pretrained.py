@@ -342,8 +342,8 @@ def test_the_command_says_what_it_kept(tmp_path: Path) -> None:
         f"    encoder.load_state_dict(torch.load({str(tmp_path / 'e.pt')!r}))\n"
         "    return encoder, nn.Linear(12, classes)\n"
     )
-    shown = succeed(
+    out = succeed(
         "run", "fedavg", "--model", tmp_path / name, "--rounds", 1, "--out", tmp_path / "run"
     ).out
-    assert "2 tensors (encoder.1.weight, encoder.1.bias) kept as in the model" in shown
-    assert "2 tensors (head.weight, head.bias) drawn" in shown
+    assert "2 tensors (encoder.1.weight, encoder.1.bias) kept as in the model" in out
+    assert "2 tensors (head.weight, head.bias) drawn" in out

@@ -297,8 +297,8 @@ def schema(
     result. Schemas contain no rows, but all words of the columns of words.
     """
     from comity.cli import screen
-    from comity.data.formats.common import join_names
     from comity.data.tables import agreed_schema
+    from comity.text import join_names
 
     merged = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
     if out.exists():
@@ -336,9 +336,9 @@ def split(
 ) -> None:
     """Write one file per party from a split, as if the data were at several sites."""
     from comity.cli import screen
-    from comity.data.formats.common import join_names
     from comity.data.split_files import write_party_files
     from comity.runs.build import federation_of
+    from comity.text import join_names
 
     base = experiment(settings)
     files = write_party_files(federation_of(base).without(base.without or ()), base.data, out)

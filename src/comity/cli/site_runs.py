@@ -11,8 +11,8 @@ import typer
 from comity.cli.options import Settings, free_folder, print_warning, resumable
 from comity.errors import ComityError, UsageError
 from comity.names import display_name
-from comity.runs.caveats import join_names
 from comity.runs.config import Experiment
+from comity.text import join_names
 
 if TYPE_CHECKING:
     from comity.deploy.job_submission import SubmittedJob

@@ -24,7 +24,6 @@ from comity.base.samples import (
 from comity.data import partitions, protocols, shifts
 from comity.data.custom_partitions import CustomPartition, custom_partition_name
 from comity.data.federation import Federation, Preprocess, Sums, share
-from comity.data.formats.common import join_names
 from comity.data.groups import GROUPED, Groups, Piece
 from comity.data.patients import Units, check_patients, check_undivided, number_patients
 from comity.data.preparation import Schema
@@ -35,6 +34,7 @@ from comity.html import view
 from comity.plugins import is_code
 from comity.spec import Spec, coerce, parse
 from comity.spec import split as cut
+from comity.text import join_names
 
 AUTO = "auto"
 """The partition name that stands for the dataset's own default partition."""

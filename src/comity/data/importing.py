@@ -24,7 +24,6 @@ from comity.data.formats import numeric, picture_files, read_image, read_images,
 from comity.data.formats.common import (
     check_same_length,
     file_error,
-    join_names,
     labels,
     list_folder,
 )
@@ -43,6 +42,7 @@ from comity.data.tables import (
     take_patients,
 )
 from comity.errors import UsageError
+from comity.text import join_names
 
 SMALLEST_PARTY = 4
 """Default minimum of samples of a party in the partition `natural`."""

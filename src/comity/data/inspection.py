@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
 from comity.data.federation import Federation
-from comity.data.formats.common import join_names
 from comity.data.preparation import Column, Schema
 from comity.metrics.auc import auc
+from comity.text import join_names
 
 FEW_SAMPLES = 10
 """With fewer training samples of a class, accuracy says little."""

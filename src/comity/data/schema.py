@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import join_names
 from comity.data.formats.table import Table
 from comity.data.preparation import (
     NUMBER,
@@ -32,6 +31,7 @@ from comity.data.preparation import (
     read_cells,
 )
 from comity.errors import UsageError, quote, unknown
+from comity.text import join_names
 
 MOST_WORDS = 256
 """A column with more distinct words holds names or dates, not categories."""

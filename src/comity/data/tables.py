@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from comity.base.samples import Ints
 from comity.data.formats import Table, read_csv, read_parquet, read_xlsx
-from comity.data.formats.common import join_names
 from comity.data.inspection import missing_by_column, outlier_warnings
 from comity.data.party_files import TABLES, common_kind, file_ending, find_party_files
 from comity.data.patients import number_patients
@@ -28,6 +27,7 @@ from comity.data.schema import (
     merge_schemas,
 )
 from comity.errors import UsageError
+from comity.text import join_names
 
 
 def read_schema(path: Path) -> Schema:

@@ -23,6 +23,7 @@ from comity.names import display_name
 from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
 from comity.privacy.composition import weakest_unit
 from comity.reporting.blocks import Facts, Section, Table
+from comity.text import join_names
 from comity.wire.ledger import SERVER, Charge
 
 HEADS = (
@@ -217,9 +218,7 @@ def _route(value: SentValue) -> str:
     whom = value.route
     if value.rows[0].dst != SERVER:
         others = list(dict.fromkeys(row.dst for row in value.rows))
-        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
-        names = ", ".join(others[:5]) + more
-        whom = f"to {names}, sealed (the server that carries it cannot read it)"
+        whom = f"to {join_names(others, 5)}, sealed (the server that carries it cannot read it)"
     rounds = [row.round for row in value.rows]
     when = (
         f"round {rounds[0]}"

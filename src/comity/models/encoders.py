@@ -171,8 +171,8 @@ def hf(
     encoder = HuggingFaceEncoder(net, channels, size or 0, cut)
     missing = {f"encoder.net.{name}" for name in loaded["missing_keys"]}
     named = _with_head(f"hf(path={path})", encoder, shape, classes, freeze)
-    given = {f"encoder.{name}" for name, _ in encoder.named_parameters()}
-    return NamedEncoder(named.encoder, named.head, frozenset(given - missing))
+    names = {f"encoder.{name}" for name, _ in encoder.named_parameters()}
+    return NamedEncoder(named.encoder, named.head, frozenset(names - missing))
 
 
 ENCODERS: dict[str, Callable[..., NamedEncoder]] = {

@@ -16,10 +16,8 @@ only where all parties have the same A or the same B.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -28,8 +26,9 @@ from torch import Tensor
 from comity.base.key import Key
 from comity.base.record import Params
 from comity.errors import UsageError
+from comity.models.around import AroundNetwork, digest_of
 from comity.models.exported import WEIGHTS, read_parameters
-from comity.models.stack import Shape, Stack
+from comity.models.stack import Stack
 from comity.spec import parse
 
 OPTIONS = ("rank", "alpha", "adapt", "base")
@@ -37,10 +36,9 @@ OPTIONS = ("rank", "alpha", "adapt", "base")
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
+class LowRank(AroundNetwork):
     """A stack in which only the head and low-rank factors of some linear layers are trained."""
 
-    stack: Stack
     base: Params
     """The frozen weights: all but the head."""
     adapted: tuple[str, ...]
@@ -49,48 +47,16 @@ class LowRank:
     alpha: float
     head: Params = field(default_factory=dict)
     """The initial head, if the base is an exported model with a fitting head."""
-    _copies: dict[tuple[torch.device, torch.dtype], Params] = field(
-        default_factory=dict, repr=False
-    )
 
     @property
     def name(self) -> str:
         """The stack's name and the rank."""
-        return f"{self.stack.name} of rank {self.rank}"
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The names of the stages, in order."""
-        return self.stack.stages
-
-    @property
-    def cut(self) -> str:
-        """The stage whose output is the representation by default."""
-        return self.stack.cut
-
-    @property
-    def norms(self) -> frozenset[str]:
-        """The names of the parameters and buffers of BatchNorm layers."""
-        return self.stack.norms
-
-    @property
-    def draws(self) -> bool:
-        """Whether any layer draws random numbers in training."""
-        return self.stack.draws
-
-    @property
-    def dense(self) -> bool:
-        """Whether linear layers take all the time."""
-        return self.stack.dense
+        return f"{self.network.name} of rank {self.rank}"
 
     @cached_property
     def fixed(self) -> str:
         """A digest of the base. Networks whose factors are averaged must have the same digest."""
-        digest = blake2b(digest_size=8)
-        for name, value in sorted({**self.base, **self.head}.items()):
-            digest.update(name.encode())
-            digest.update(value.contiguous().cpu().numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of({**self.base, **self.head})
 
     def init(self, key: Key) -> Params:
         """Return the initial head (the base's, if it has one), and for each adapted layer a
@@ -98,7 +64,7 @@ class LowRank:
         """
         theta = {
             k: self.head.get(k, v).clone()
-            for k, v in self.stack.init(key).items()
+            for k, v in self.network.init(key).items()
             if k not in self.base
         }
         for name in self.adapted:
@@ -111,12 +77,12 @@ class LowRank:
     def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
         """Apply the stages begin..end-1 of the stack, with the base and the factors."""
         example = next(iter(theta.values()))
-        p = {**self._base_on(example.device, example.dtype), **theta}
+        p = {**self.copy_on(self.base, example.device, example.dtype), **theta}
         if (scale := self.alpha / self.rank) != 1:
             p.update(
                 {name: scale * p[name] for layer in self.adapted if (name := f"{layer}.A") in theta}
             )
-        return self.stack.run(p, x, train, begin, end)
+        return self.network.run(p, x, train, begin, end)
 
     def merged(self, theta: Params) -> Params:
         """Return equivalent parameters of the stack: W = W₀ + (α/r) BA.
@@ -128,20 +94,6 @@ class LowRank:
             up, down = whole.pop(f"{layer}.B"), whole.pop(f"{layer}.A")
             whole[f"{layer}.weight"] = whole[f"{layer}.weight"] + self.alpha / self.rank * up @ down
         return whole
-
-    def layer_stream(self, key: Key) -> AbstractContextManager[object]:
-        """Return a context in which layers draw random numbers from `key`."""
-        return self.stack.layer_stream(key)
-
-    def shape_after(self, stage: str) -> Shape:
-        """Return the shape of one sample after a stage."""
-        return self.stack.shape_after(stage)
-
-    def _base_on(self, device: torch.device, dtype: torch.dtype) -> Params:
-        """Return the base on a device and in a dtype; each copy is made once."""
-        if (device, dtype) not in self._copies:
-            self._copies[device, dtype] = {k: v.to(device, dtype) for k, v in self.base.items()}
-        return self._copies[device, dtype]
 
 
 def low_rank(

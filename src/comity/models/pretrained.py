@@ -7,10 +7,8 @@ trains, sends, averages or stores them. Every party has them before the run, as 
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -18,6 +16,8 @@ from torch import Tensor
 
 from comity.base.key import Key
 from comity.base.record import Params
+from comity.models.around import AroundNetwork, digest_of
+from comity.text import join_names
 from comity.training.task import Network, fixed_in
 
 MOST_NAMES = 4
@@ -60,7 +60,7 @@ class InitialWeights:
         if self.unfilled:
             parts.append(f"of the frozen ones {_tensors(self.unfilled)} not in {self.source}")
         if self.unused:
-            parts.append(f"not used of {self.source}: {_listed(self.unused)}")
+            parts.append(f"not used of {self.source}: {join_names(self.unused)}")
         return f"Initial weights: {'; '.join(parts)}."
 
     @property
@@ -77,57 +77,23 @@ class InitialWeights:
 
 
 def _tensors(names: tuple[str, ...]) -> str:
-    return f"{len(names)} tensor{'s' * (len(names) != 1)} ({_listed(names)})"
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:MOST_NAMES])
-    return f"{shown} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else shown
+    return f"{len(names)} tensor{'s' * (len(names) != 1)} ({join_names(names, MOST_NAMES)})"
 
 
 @dataclass(frozen=True, eq=False)
-class Pretrained:
+class Pretrained(AroundNetwork):
     """A network with given initial weights, a part of which may be frozen."""
 
-    network: Network
     given: Params
     """Initial values of parameters and buffers, which replace those that the network draws."""
     frozen: Params
     """Values that are no parameters."""
     start: InitialWeights
-    _copies: dict[tuple[torch.device, torch.dtype], Params] = field(
-        default_factory=dict, repr=False
-    )
-
-    @property
-    def name(self) -> str:
-        """The network's name."""
-        return self.network.name
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The names of the stages, in order."""
-        return self.network.stages
-
-    @property
-    def cut(self) -> str:
-        """The stage whose output is the representation by default."""
-        return self.network.cut
 
     @cached_property
     def norms(self) -> frozenset[str]:
         """The names of the parameters and buffers of BatchNorm layers that are not frozen."""
         return self.network.norms - self.frozen.keys()
-
-    @property
-    def draws(self) -> bool:
-        """Whether any layer draws random numbers in training."""
-        return self.network.draws
-
-    @property
-    def dense(self) -> bool:
-        """Whether linear layers take all the time."""
-        return self.network.dense
 
     @cached_property
     def fixed(self) -> str:
@@ -161,40 +127,12 @@ class Pretrained:
             return self.network.run(theta, x, train, begin, end)
         like = next((value for value in theta.values() if value.is_floating_point()), x)
         dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
-        frozen = self._frozen_on(like.device, dtype)
+        frozen = self.copy_on(self.frozen, like.device, dtype)
         return self.network.run({**frozen, **theta}, x, train, begin, end)
 
     def whole(self, theta: Params) -> Params:
         """Return parameters with the frozen values among them."""
         return {**self.frozen, **theta}
-
-    def layer_stream(self, key: Key) -> AbstractContextManager[object]:
-        """Return a context in which layers draw random numbers from `key`."""
-        return self.network.layer_stream(key)
-
-    def shape_after(self, stage: str) -> tuple[int, ...]:
-        """Return the shape of one sample after a stage."""
-        return self.network.shape_after(stage)
-
-    def _frozen_on(self, device: torch.device, dtype: torch.dtype) -> Params:
-        """Return the frozen values on a device, floats in a dtype; each copy is made once."""
-        if (device, dtype) not in self._copies:
-            self._copies[device, dtype] = {
-                name: value.to(device, dtype if value.is_floating_point() else value.dtype)
-                for name, value in self.frozen.items()
-            }
-        return self._copies[device, dtype]
-
-
-def digest_of(values: Params, layers: str = "") -> str:
-    """Return a digest of tensors by name; empty if there are none."""
-    if not values and not layers:
-        return ""
-    digest = blake2b(layers.encode(), digest_size=8)
-    for name, value in sorted(values.items()):
-        digest.update(name.encode())
-        digest.update(value.detach().contiguous().cpu().view(-1).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def initial_weights(network: Network) -> InitialWeights | None:

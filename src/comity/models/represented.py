@@ -4,55 +4,24 @@ is the same in every round, and is computed once.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from comity.base.key import Key
 from comity.base.record import Params
+from comity.models.around import AroundNetwork
 from comity.models.modules import Modules
 from comity.models.pretrained import Pretrained
 from comity.training.task import Network
 
 
 @dataclass(frozen=True, eq=False)
-class Represented:
+class Represented(AroundNetwork):
     """A network whose inputs are the outputs of its first stages, which are frozen."""
 
-    network: Network
     skipped: int
     """The number of these stages. They return their input."""
-
-    @property
-    def name(self) -> str:
-        """The network's name."""
-        return self.network.name
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The names of the stages, in order."""
-        return self.network.stages
-
-    @property
-    def cut(self) -> str:
-        """The stage whose output is the representation by default."""
-        return self.network.cut
-
-    @property
-    def norms(self) -> frozenset[str]:
-        """The names of the parameters and buffers of BatchNorm layers."""
-        return self.network.norms
-
-    @property
-    def draws(self) -> bool:
-        """Whether any layer draws random numbers in training."""
-        return self.network.draws
-
-    @property
-    def dense(self) -> bool:
-        """Whether linear layers take all the time."""
-        return self.network.dense
 
     def init(self, key: Key) -> Params:
         """Return the network's initial values."""
@@ -62,14 +31,6 @@ class Represented:
         """Apply the stages begin..end-1 that are not skipped."""
         begin = max(begin, self.skipped)
         return self.network.run(theta, x, train, begin, end) if begin < end else x
-
-    def layer_stream(self, key: Key) -> AbstractContextManager[object]:
-        """Return a context in which layers draw random numbers from `key`."""
-        return self.network.layer_stream(key)
-
-    def shape_after(self, stage: str) -> tuple[int, ...]:
-        """Return the shape of one sample after a stage."""
-        return self.network.shape_after(stage)
 
 
 def frozen_stages(network: Network) -> int:

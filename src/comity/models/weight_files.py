@@ -57,24 +57,24 @@ def load_weights(network: Network, file: str) -> Pretrained:
             f"{file} has no weights for {network.name}, which has {next(iter(wanted), 'none')}"
             f" ({len(wanted)} tensors); the file has {example}."
         )
-    given = {ours: values[theirs].to(wanted[ours].dtype) for ours, theirs in taken.items()}
-    if bad := next((n for n, value in given.items() if not _is_finite(value)), None):
+    fitting = {ours: values[theirs].to(wanted[ours].dtype) for ours, theirs in taken.items()}
+    if bad := next((n for n, value in fitting.items() if not _is_finite(value)), None):
         raise UsageError(f"{file} cannot be used: {taken[bad]} has values that are not finite.")
     wrong_shape = dict(misfits)
     used = {*taken.values()}
     start = InitialWeights(
         source=name,
-        kept=tuple(n for n in wanted if n in given and n not in frozen),
-        drawn=tuple(n for n in wanted if n not in given and n not in frozen),
+        kept=tuple(n for n in wanted if n in fitting and n not in frozen),
+        drawn=tuple(n for n in wanted if n not in fitting and n not in frozen),
         frozen=tuple(frozen),
-        unfilled=tuple(n for n in frozen if n not in given),
+        unfilled=tuple(n for n in frozen if n not in fitting),
         unused=tuple(wrong_shape.get(n, n) for n in values if n not in used),
     )
-    frozen |= {n: v for n, v in given.items() if n in frozen}
+    frozen |= {n: v for n, v in fitting.items() if n in frozen}
     before = inner.given if inner else {}
     return Pretrained(
         inner.network if inner else network,
-        before | {n: v for n, v in given.items() if n not in frozen},
+        before | {n: v for n, v in fitting.items() if n not in frozen},
         frozen,
         start,
     )

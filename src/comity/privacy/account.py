@@ -44,6 +44,7 @@ from comity.privacy.composition import (
     renyi_epsilon,
     weakest_unit,
 )
+from comity.text import join_names
 from comity.wire.ledger import EVERYBODY, MAX_PARTY_ROWS
 
 INFINITE = "infinite"
@@ -434,9 +435,8 @@ def describe_guarantee(block: Mapping[str, Any]) -> str:
     """A result of `guarantee` as a phrase."""
     if block["epsilon"] == INFINITE:
         unprotected = block["unprotected"]
-        more = f" and {len(unprotected) - 3} more" if len(unprotected) > 3 else ""
         why = (
-            f"no noise hides {', '.join(unprotected[:3])}{more}"
+            f"no noise hides {join_names(unprotected, 3)}"
             if unprotected
             else "there is no noise, or of kinds that cannot be added up"
         )

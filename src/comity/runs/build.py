@@ -71,9 +71,9 @@ class SimulatedRun(ServerRun):
             | {"secure_aggregation", "secure_aggregation_range"}
         )
         networks = {id(task): task.network for task in self.info.tasks}.values()
-        given = [n.given_digest + n.digest for n in networks if isinstance(n, Pretrained)]
+        digests = [n.given_digest + n.digest for n in networks if isinstance(n, Pretrained)]
         secret = combine(
-            [repr(sorted(settings.items())), self.federation.fingerprint(), *given]
+            [repr(sorted(settings.items())), self.federation.fingerprint(), *digests]
         ).encode()
         return Key.root(self.experiment.seed, secret)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from comity.core.participation import ABSENT, NOT_FINITE
 from comity.runs.run_warnings import RunWarning, add_warnings
-
-MOST_NAMED = 8  # parties or rounds in a sentence
+from comity.text import join_names
 
 
 def caveats(summary: Mapping[str, Any]) -> list[str]:
@@ -114,12 +113,6 @@ def _diverged(parties: Sequence[str]) -> list[str]:
         if parties
         else []
     )
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Return the first names, joined by commas, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def _lower(sentence: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from comity.checksums import with_crc
 from comity.data import Federation
-from comity.data.formats.common import join_names
 from comity.errors import ComityError, UsageError
 from comity.measure.seeds import interval_over_seeds
 from comity.metrics.custom_metrics import load_metric
@@ -37,6 +36,7 @@ from comity.studies.parallel import (
     run_all,
     with_one_worker,
 )
+from comity.text import join_names
 from comity.track import Trackers
 
 TUNED = "tune.json"

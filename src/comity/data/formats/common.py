@@ -6,7 +6,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from lzma import LZMAError
@@ -33,13 +33,6 @@ _DAMAGE = (gzip.BadGzipFile, zlib.error, EOFError, LZMAError, TarError, BadZipFi
 def file_error(where: Source, what: str) -> UsageError:
     """An error of one sentence: the file (or a place in it), then what is wrong with it."""
     return UsageError(f"{where} {what}.")
-
-
-def join_names(names: Iterable[str], most: int = 20) -> str:
-    """Join names for a sentence; after `most` names, only the number of the others is given."""
-    all_names = list(names)
-    rest = len(all_names) - most
-    return ", ".join(all_names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 @contextmanager

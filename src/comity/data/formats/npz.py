@@ -16,10 +16,10 @@ from comity.data.formats.common import (
     check_unpacked,
     existing_file,
     file_error,
-    join_names,
     wrap_parse_errors,
     wrap_read_errors,
 )
+from comity.text import join_names
 
 Shape = tuple[int | str, ...]
 

@@ -26,13 +26,13 @@ from comity.data.formats.common import (
     existing_file,
     file_error,
     import_optional,
-    join_names,
     open_binary,
     quote,
     wrap_parse_errors,
     wrap_read_errors,
 )
 from comity.data.preparation import DECIMAL_COMMA, NUMBER, detect_separator, without_decimal_comma
+from comity.text import join_names
 
 MISSING = ("", "?")
 MOST_BLANK = 1_000_000

@@ -31,7 +31,6 @@ from comity.reporting.sections.gains import (
     gains_by_seed,
     too_few,
 )
-from comity.runs.caveats import join_names
 from comity.runs.config import WHERE
 from comity.runs.run_warnings import read_warnings, warning_texts
 from comity.runs.step_warnings import step_warnings
@@ -49,6 +48,7 @@ from comity.studies.method_summary import (
 )
 from comity.studies.overall_verdict import SUMMED, WHOM, overall_verdict
 from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, average_gain
+from comity.text import join_names
 from comity.units import size
 
 WORTH_SAYING = 0.001

@@ -29,8 +29,8 @@ from comity.reporting.blocks import Section, Table
 from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
-from comity.runs.caveats import join_names
 from comity.studies.party_verdicts import Estimate, estimates, party_label, without_few
+from comity.text import join_names
 
 MOST_DRAWN = 40
 """With more parties than this, only those with the largest and the smallest gains are drawn."""
