@@ -185,8 +185,8 @@ def run(
         optimizer: sgd, sgd(momentum=0.9,decay=1e-5) or adam
         lr: learning rate
         participation: fraction of parties that train in a round
-        test: test protocol: own(0.25), tail(0.25), official, matched or common; default: own(0.25).
-            A given federation fixes this setting
+        test: test protocol: own(0.25), tail(0.25), folds(5), official, matched or common; default:
+            own(0.25). A given federation fixes this setting
         validation: fraction of each party's training samples held out for validation; default: 0.1.
             A given federation fixes this setting
         eval_every: rounds between evaluations; the last round is always evaluated
@@ -255,7 +255,7 @@ def run(
     if out is None and any(isinstance(tracker, str) for tracker in track):
         raise UsageError("Trackers write beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
-    job = prepare(experiment, federation or federation_of(experiment), custom_model)
+    job = prepare(experiment, federation_of(experiment, federation), custom_model)
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)
     temporary, folder = _run_folder(out)

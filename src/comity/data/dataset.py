@@ -353,18 +353,18 @@ class Dataset:
         is_custom = custom is not None or is_code(first.name)
         if self.amounts:
             self._check_without_classes(WITHOUT_CLASSES[0] if is_custom else first.name, steps)
-        rule = protocols.read(test)
         validation = protocols.check_validation(validation)
         seed = coerce("seed", seed, int)
+        rule, partition_seed = protocols.under_seed(test, seed)
         # Each purpose has its own key: the test and shift settings must not change which party
         # gets which sample.
-        key = Key.root(seed).fold("data")
+        key = Key.root(partition_seed).fold("data")
         # Parts are drawn class by class; a regression dataset is treated as one class.
         # From here on, positions are those of units: samples, or patients with all their samples.
         units = Units(self.patients)
         y = units.labels(np.zeros(len(self), np.int64) if self.amounts else self.y.numpy())
         official = None if self.official_test is None else self.official_test.numpy()
-        if official is not None and not isinstance(rule, protocols.Own):
+        if official is not None and not isinstance(rule, protocols.OwnSamples):
             official = units.mask("the official test part", official)
         is_common_test = rule.reserve(y, official, self.cut_by, key.fold("reserve").numpy())
         pool, common_test = np.flatnonzero(~is_common_test), np.flatnonzero(is_common_test)
@@ -464,8 +464,9 @@ class Dataset:
 
     def _build(self, split: Split) -> Federation:
         """Build the parties' tensors from a split, which is new or was saved."""
-        shifted = protocols.read(split.test).shifted
-        key = Key.root(split.seed).fold("data", "shift")
+        rule, partition_seed = protocols.under_seed(split.test, split.seed)
+        shifted = rule.shifted
+        key = Key.root(partition_seed).fold("data", "shift")
         preprocess = self._preprocess_for(split)
         take_once = cache(self._take)  # a common test set is stored once for all parties
         parties: dict[str, PartyData] = {}

@@ -15,7 +15,7 @@ from comity.base.key import Key
 from comity.base.samples import Array, Ints, PartyData, Samples, combine
 from comity.data.frames import frame_schema, named_columns
 from comity.data.preparation import Schema
-from comity.data.protocols import Own, check_validation, read, stratified
+from comity.data.protocols import OwnSamples, check_validation, stratified, under_seed
 from comity.data.split import Share, Split, check_name
 from comity.errors import UsageError, unknown
 from comity.html import view
@@ -202,6 +202,55 @@ class Federation:
             self, parties={name: data for name, data in self.parties.items() if name not in missing}
         )
 
+    def under_folds(self, test: str, seed: int) -> Federation:
+        """The same parties, tested by cross-validation: on the fold of `test`, as in `folds(5)`,
+        that belongs to a seed.
+
+        Values keep the scaling and imputation of this federation, whose constants come from its
+        own training samples.
+
+        Raises:
+            UsageError: if parties are not tested on samples of their own, or the data name
+                patients, of whom a federation knows only those in training.
+        """
+        rule, partition_seed = under_seed(test, seed)
+        if not isinstance(under_seed(self.split.test, seed)[0], OwnSamples):
+            raise UsageError(
+                f"Cross-validation tests parties on their own samples, but this federation was made"
+                f" with test={self.split.test!r}: make it with test={test!r}."
+            )
+        if any(party.patients is not None for party in self.parties.values()):
+            raise UsageError(
+                "Cross-validation must keep a patient's samples together, and a federation knows"
+                f" the patients of its training samples only: make it with test={test!r}, or give"
+                " data and partition in place of a federation."
+            )
+        key = Key.root(partition_seed).fold("data")
+        shares: dict[str, Share] = {}
+        parties: dict[str, PartyData] = {}
+        for name, data in self.parties.items():
+            before = self.split.parties[name]
+            samples, order = _in_order(data, before)
+            y = samples.y.numpy() if self.classes else np.zeros(len(samples), np.int64)
+            train, tests = rule.divide(
+                name, y, np.arange(len(y)), order[:0], None, key.fold("test", name).numpy()
+            )
+            part = share(name, y, train, tests, validation=self.split.validation, key=key)
+            parties[name] = replace(
+                data,
+                train=samples.take(part.train),
+                validation=samples.take(part.validation),
+                test=samples.take(part.test),
+            )
+            shares[name] = replace(
+                before,
+                train=tuple(order[list(part.train)].tolist()),
+                validation=tuple(order[list(part.validation)].tolist()),
+                test=tuple(order[list(part.test)].tolist()),
+            )
+        split = replace(self.split, test=test, seed=seed, parties=shares)
+        return replace(self, parties=parties, split=split)
+
     def counts(self) -> Tensor:
         """The number of training samples per party (rows) and class (columns).
 
@@ -241,7 +290,8 @@ class Federation:
             parties: by name, `(x, y)` or `((x, y), (x_test, y_test))`, as numpy arrays, tensors,
                 lists or pandas frames; or a torch dataset in place of a pair. Columns of
                 frames are matched by name. Values are used without scaling.
-            test: test protocol for parties without test arrays: `own(...)` or `tail(...)`.
+            test: test protocol for parties without test arrays: `own(...)`, `tail(...)` or
+                `folds(...)`.
             validation: fraction of the training samples that is used for validation.
             seed: seed of the random choices.
             classes: number of classes; 0 for regression. Default: the largest label plus 1, if
@@ -260,20 +310,20 @@ class Federation:
             >>> [len(party.test) for party in fed.parties.values()]
             [15, 10]
         """
-        rule = read(test)
         validation = check_validation(validation)
         seed = coerce("seed", seed, int)
-        if not isinstance(rule, Own):
+        rule, partition_seed = under_seed(test, seed)
+        if not isinstance(rule, OwnSamples):
             raise UsageError(
                 f"Parties that bring their own arrays have no common test set for {test!r}; "
-                "use own(...) or tail(...), or give each party a test pair."
+                "use own(...), tail(...) or folds(...), or give each party a test pair."
             )
         if not isinstance(parties, Mapping) or not parties:
             raise UsageError(
                 "A federation needs a dict with at least one party, as in {'north': (x, y)}."
             )
         parties, columns = named_columns(parties)
-        key = Key.root(seed).fold("data")
+        key = Key.root(partition_seed).fold("data")
         amounts = classes == 0
         samples_by_party = {
             name: _read_party(name, value, amounts) for name, value in parties.items()
@@ -337,6 +387,17 @@ def share(
         shift,
         labels,
     )
+
+
+def _in_order(data: PartyData, part: Share) -> tuple[Samples, Ints]:
+    """All samples of a party in the order of their positions, and the positions."""
+    parts = (data.train, data.validation, data.test)
+    positions = np.array(part.train + part.validation + part.test, dtype=np.int64)
+    order = np.argsort(positions)
+    samples = Samples(
+        torch.cat([samples.x for samples in parts]), torch.cat([samples.y for samples in parts])
+    )
+    return samples.take(order), positions[order]
 
 
 def _read_party(name: str, given: PartyInput, amounts: bool) -> tuple[Samples, int]:

@@ -1,7 +1,8 @@
 """Test protocols: rules that choose the samples that each party is tested on.
 
-`own` and `tail` take the test part from the party's own samples; a dataset's official test part is
-then pooled with the other samples. `matched` and `common` use a common test set that no party
+`own`, `tail` and `folds` take the test part from the party's own samples; a dataset's official test
+part is then pooled with the other samples. Under consecutive seeds, `folds` tests on every sample
+once. `matched` and `common` use a common test set that no party
 trains on: the dataset's official test part, or otherwise a stratified `fraction` that is held out
 before the samples are partitioned. `official` uses the official test samples that come from the
 same source as the party's samples.
@@ -10,7 +11,7 @@ same source as the party's samples.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -65,20 +66,25 @@ class Rule(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Own:
-    """Each party is tested on a held-out fraction of its own samples, stratified by class."""
+class OwnSamples:
+    """Base class of protocols that test each party on samples of its own."""
 
-    fraction: float = 0.25
     shifted: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check_fraction(type(self).__name__.lower(), self.fraction)
 
     def reserve(
         self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator
     ) -> Mask:
         return np.zeros(len(y), dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class Own(OwnSamples):
+    """Each party is tested on a held-out fraction of its own samples, stratified by class."""
+
+    fraction: float = 0.25
+
+    def __post_init__(self) -> None:
+        _check_fraction(type(self).__name__.lower(), self.fraction)
 
     def divide(
         self,
@@ -136,6 +142,45 @@ class Tail(Own):
                 " class; use own(0.25)."
             )
         return train, test
+
+
+@dataclass(frozen=True)
+class Folds(OwnSamples):
+    """Cross-validation: each party is tested on one of `number` folds of its own samples,
+    stratified by class.
+
+    Seed s tests on fold s mod number. The parties and the folds are drawn from s // number, so
+    `number` consecutive seeds from a multiple of it test on every sample once.
+    """
+
+    number: int = 5
+    fold: int = 0
+    """The fold that the parties are tested on. It follows from the seed (see `under_seed`)."""
+
+    def __post_init__(self) -> None:
+        if self.number < 2:
+            raise UsageError(f"folds needs at least two folds, as in folds(5), not {self.number}.")
+
+    def divide(
+        self,
+        party: str,
+        y: Ints,
+        positions: Ints,
+        common: Ints,
+        source: Ints | None,
+        rng: np.random.Generator,
+    ) -> tuple[Ints, Ints]:
+        if len(positions) < self.number:
+            raise UsageError(
+                f"Party {party!r} has {len(positions)} samples, too few for {self.number} folds;"
+                " use fewer folds, or leave it out with --without."
+            )
+        order = rng.permutation(len(positions))
+        order = order[np.argsort(y[positions][order], kind="stable")]
+        # Neighbours in the order by class get different folds.
+        is_test = np.zeros(len(positions), dtype=np.bool_)
+        is_test[order[self.fold :: self.number]] = True
+        return positions[~is_test], positions[is_test]
 
 
 @dataclass(frozen=True)
@@ -279,6 +324,7 @@ class Common:
 RULES: dict[str, Callable[..., Rule]] = {
     "own": Own,
     "tail": Tail,
+    "folds": Folds,
     "official": Official,
     "matched": Matched,
     "common": Common,
@@ -290,7 +336,33 @@ def read(text: str) -> Rule:
     spec = parse(text)
     if spec.name not in RULES:
         raise unknown("test protocol", spec.name, RULES)
-    return call(spec, RULES[spec.name])
+    rule = call(spec, RULES[spec.name])
+    if isinstance(rule, Folds) and rule.fold:
+        raise UsageError(
+            f"The seed says which fold is tested on: give {rule.number} seeds in place of fold."
+        )
+    return rule
+
+
+def under_seed(text: str, seed: int) -> tuple[Rule, int]:
+    """Parse a test protocol. Returns the rule under this seed, and the seed of the partition.
+
+    Examples:
+        >>> under_seed("folds(5)", 7)
+        (Folds(number=5, fold=2), 1)
+        >>> under_seed("own(0.25)", 7)
+        (Own(fraction=0.25), 7)
+    """
+    rule = read(text)
+    if not isinstance(rule, Folds):
+        return rule, seed
+    return replace(rule, fold=seed % rule.number), seed // rule.number
+
+
+def folds_of(text: str) -> int:
+    """The number of folds of a test protocol; 1 if it is not cross-validation."""
+    rule = read(text)
+    return rule.number if isinstance(rule, Folds) else 1
 
 
 def check_validation(fraction: object) -> float:

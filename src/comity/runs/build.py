@@ -18,6 +18,7 @@ from comity.core.wrapper import check_can_be_summed
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.dataset import AUTO
+from comity.data.protocols import folds_of
 from comity.data.split import Split
 from comity.engines.engine import Engine, Scheduler
 from comity.engines.loop import LoopEngine, Sequential
@@ -159,15 +160,24 @@ def build_sites(settings: str, split: str, code: Mapping[str, str], data: object
     return BuiltSites(SiteStore(job.algorithm, job.trained_parties(), job.root), on_gpu, data)
 
 
-def federation_of(experiment: Experiment) -> Federation:
-    """The federation that an experiment names."""
-    return load_dataset(experiment.data).partition(
-        experiment.partition,
-        parties=None if experiment.partition.endswith(".json") else experiment.parties,
-        seed=experiment.seed,
-        test=experiment.test,
-        validation=experiment.validation,
-    )
+def federation_of(experiment: Experiment, federation: Federation | None = None) -> Federation:
+    """The federation that an experiment names, or the one that was given in Python.
+
+    Under cross-validation, a given federation is tested on one fold of its parties' samples, which
+    the seed chooses.
+    """
+    if federation is None:
+        return load_dataset(experiment.data).partition(
+            experiment.partition,
+            parties=None if experiment.partition.endswith(".json") else experiment.parties,
+            seed=experiment.seed,
+            test=experiment.test,
+            validation=experiment.validation,
+        )
+    tested = (federation.split.test, federation.split.seed)
+    if folds_of(experiment.test) == 1 or tested == (experiment.test, experiment.seed):
+        return federation
+    return federation.under_folds(experiment.test, experiment.seed)
 
 
 def prepare(

@@ -151,7 +151,8 @@ class Experiment(BaseModel):
         1.0, gt=0, le=1, description="fraction of parties that train in a round"
     )
     test: str = Field(
-        "own(0.25)", description="test protocol: own(0.25), tail(0.25), official, matched or common"
+        "own(0.25)",
+        description="test protocol: own(0.25), tail(0.25), folds(5), official, matched or common",
     )
     validation: float = Field(
         0.1,

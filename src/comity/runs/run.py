@@ -18,7 +18,7 @@ from comity.engines.allocator import keeping_freed_memory
 from comity.errors import ComityError, UsageError
 from comity.metrics.custom_metrics import describe
 from comity.runs import config
-from comity.runs.build import SimulatedRun, prepare
+from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.checkpoint import interval
 from comity.runs.config import WHERE, Experiment
 from comity.runs.environment import environment
@@ -207,7 +207,11 @@ def reopen(
     if prepared and prepared.experiment == experiment and prepared.absences.text == (plan or ""):
         job = prepared
     else:
-        data = federation or _load_data(experiment).split(split)
+        data = (
+            federation_of(experiment, federation)
+            if federation
+            else _load_data(experiment).split(split)
+        )
         job = prepare(experiment, data, model, plan)
     check_same_data(folder, job, resumes=prepared is not None or not run_folder.is_finished)
     return job

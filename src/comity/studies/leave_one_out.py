@@ -127,7 +127,7 @@ def count_runs(
     """Return the number of runs of `measure_effects`."""
     methods = exchanging_methods(base, algorithms)
     smaller_runs = plan_runs(
-        base, methods, seeds[0], federation or federation_of(base.but(seed=seeds[0])), only
+        base, methods, seeds[0], federation_of(base.but(seed=seeds[0]), federation), only
     )
     return len(seeds) * (len(methods) + sum(map(len, smaller_runs.values())))
 

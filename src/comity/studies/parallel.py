@@ -91,14 +91,15 @@ def cached_federations(
 ) -> Callable[[Experiment], Federation]:
     """Return a function from an experiment to its data, which caches the last two federations.
 
-    If a federation is given, it is the data of all experiments.
+    If a federation is given, it is the data of all experiments; under cross-validation, each has
+    its fold of them.
     """
 
     @lru_cache(maxsize=SHARED_DATA)
     def load(*settings: Any) -> Federation:
-        return federation_of(config.experiment(dict(zip(DATA, settings, strict=True))))
+        return federation_of(config.experiment(dict(zip(DATA, settings, strict=True))), federation)
 
-    return lambda experiment: federation or load(*_data_settings(experiment))
+    return lambda experiment: load(*_data_settings(experiment))
 
 
 def _data_settings(experiment: Experiment) -> tuple[Any, ...]:
