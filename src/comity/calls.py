@@ -40,6 +40,7 @@ from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
+from comity.studies.cross_validation import fold_seeds
 from comity.studies.finished import Comparison, Tuning, open_comparison
 from comity.studies.method_settings import take_solo
 from comity.studies.parallel import parse_jobs
@@ -289,6 +290,8 @@ def compare(
     record_messages: bool = False,
     equal_steps: bool = False,
     reference: str | None = None,
+    folds: int = 1,
+    repeats: int = 1,
     **settings: Unpack[Settings],
 ) -> Comparison:
     """Compare methods, and SOLO, on the same data.
@@ -314,6 +317,9 @@ def compare(
         equal_steps: scale each method's rounds, so that parties take equally many gradient
             evaluations as in plain local training for `rounds` rounds
         reference: the method that is compared with each of the others, in `comparison.against`
+        folds: number of folds of cross-validation, in place of `seeds` and `test`: each method runs
+            once per fold, and every sample of a party is tested on once; 1 for none
+        repeats: number of repeats of cross-validation, with other folds and starts
         settings: settings of `comity.run`. Options of methods are also accepted as keywords at run
             time, but type checkers know them only in `set`; each goes to the methods that have it.
 
@@ -336,8 +342,8 @@ def compare(
     job_count = parse_jobs(jobs)
     methods = _check_methods(algorithms)
     base, custom_model = _experiment(compare, methods, federation, **settings)
+    base, seed_list = _cross_validated(base, _check_seeds(seeds, base), seeds, folds, repeats)
     temporary, folder = _run_folder(out)
-    seed_list = _check_seeds(seeds, base)
     trackers = _trackers(track, temporary, folder)
     run_count = len(take_solo(methods, comparing.SOLO)[0]) * len(seed_list)
     with show_progress(progress, run_count, job_count) as progress_for:
@@ -534,6 +540,25 @@ def _read_settings(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Custom
 def _warn(text: str) -> None:
     """Issue a warning from inside a study."""
     warnings.warn(escape_terminal(text), stacklevel=4)
+
+
+def _cross_validated(
+    base: Experiment,
+    seed_list: Sequence[int],
+    seeds: Sequence[int] | None,
+    folds: int,
+    repeats: int,
+) -> tuple[Experiment, Sequence[int]]:
+    """Return the experiment and the seeds of cross-validation, if there are several folds."""
+    if folds == 1 and repeats == 1:
+        return base, seed_list
+    if not isinstance(folds, int) or folds < 2 or not isinstance(repeats, int) or repeats < 1:
+        raise UsageError(
+            "folds is a whole number from 2 on, and repeats one from 1 on: folds=5, repeats=2."
+        )
+    if seeds is not None:
+        raise UsageError("Give either seeds, or folds and repeats of cross-validation.")
+    return base.but(test=f"folds({folds})"), fold_seeds(folds, repeats, base.seed)
 
 
 def _run_folder(out: str | Path | None) -> tuple[tempfile.TemporaryDirectory[str] | None, Path]:

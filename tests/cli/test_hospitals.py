@@ -184,6 +184,8 @@ def model(imported_data: Path) -> Path:
         "--data",
         imported_data,
         *RUN,
+        "--folds",
+        1,
         "--out",
         root / "compared",
         "--no-report",

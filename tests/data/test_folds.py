@@ -52,9 +52,7 @@ def test_the_next_seeds_draw_other_folds() -> None:
 
 
 def test_a_saved_split_of_a_fold_gives_the_same_data() -> None:
-    fold = comity.load("digits").partition(
-        "iid|shift(noise)", parties=2, seed=6, test="folds(4)"
-    )
+    fold = comity.load("digits").partition("iid|shift(noise)", parties=2, seed=6, test="folds(4)")
     again = comity.load("digits").split(fold.split)
     assert again.fingerprint() == fold.fingerprint()
 
@@ -62,8 +60,7 @@ def test_a_saved_split_of_a_fold_gives_the_same_data() -> None:
 def test_noise_of_a_sample_is_the_same_in_all_folds() -> None:
     data = comity.load("digits")
     folds = [
-        data.partition("iid|shift(noise)", parties=2, seed=seed, test="folds(2)")
-        for seed in (0, 1)
+        data.partition("iid|shift(noise)", parties=2, seed=seed, test="folds(2)") for seed in (0, 1)
     ]
     trained, tested = folds[0].parties["p0"], folds[1].parties["p0"]
     where = folds[0].split.parties["p0"].train.index(folds[1].split.parties["p0"].test[0])

@@ -171,7 +171,7 @@ def check_targets(comparison: Comparison, page: ReportPage, target: float) -> No
                 table_rows[method]["rounds to target"],
                 table_rows[method]["bytes to target"],
             ) == (
-                "1 of 2 seeds",
+                "1 of 2 runs",
                 "",
             )
         elif reached:

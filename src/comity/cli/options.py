@@ -96,6 +96,20 @@ Track = Annotated[
     ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
+Folds = Annotated[
+    int | None,
+    typer.Option(
+        "--folds",
+        min=1,
+        help="cross-validation with K folds of each party's samples: K runs a method, which test"
+        " on every sample once; default: 5 for small tables, otherwise 1 (none)",
+        metavar="K",
+    ),
+]
+Repeats = Annotated[
+    int,
+    typer.Option("--repeats", min=1, help="repeat cross-validation, with other folds", metavar="R"),
+]
 Jobs = Annotated[
     str,
     typer.Option(

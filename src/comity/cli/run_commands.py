@@ -10,9 +10,11 @@ import typer
 
 from comity.cli.options import (
     Algo,
+    Folds,
     Jobs,
     Out,
     RecordMessages,
+    Repeats,
     Report,
     RunDir,
     Seeds,
@@ -260,6 +262,8 @@ def compare(
             "--reference", help="compare this method with each of the others", metavar="METHOD"
         ),
     ] = None,
+    folds: Folds = None,
+    repeats: Repeats = 1,
     leave_one_out: Annotated[
         bool,
         typer.Option("--leave-one-out", help="also run without each party in turn: who helps whom"),
@@ -281,6 +285,7 @@ def compare(
 ) -> None:
     """Compare methods, and SOLO, on the same split."""
     from comity.cli import screen
+    from comity.cli.folds import with_folds
     from comity.cli.leave_one_out import announce, show
     from comity.runs.folder import RunFolder
     from comity.studies import leave_one_out as left_out
@@ -292,6 +297,8 @@ def compare(
     job_count = parse_jobs(jobs)
     base = experiment(settings)
     algos, seed_list = _with_tuned(algos, tuned, base, settings, seeds)
+    folds = 1 if tuned and folds is None else folds  # tunings choose the seeds
+    base, seed_list = with_folds(base, settings, seed_list, seeds, folds, repeats, federation)
     if federation is not None:
         if leave_one_out or job_count > 1 or all_methods or equal_steps or reference:
             raise UsageError(NOT_AT_SITES)
@@ -332,10 +339,7 @@ def compare(
             )
     # the settings of a run have no `auto`
     resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
-    show_comparison(findings.rows, resolved, len(seed_list), findings.equal_steps)
-    if alone := findings.settings.get(SOLO):
-        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
-        screen.print_legend(f"solo is trained with {settings_text}.")
+    show_comparison(findings, resolved)
     if findings.against:
         show_against(findings.against)
     if effects:
@@ -456,18 +460,13 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     )
 
 
-def show_comparison(
-    rows: Sequence[MethodSummary], resolved: Experiment, seeds: int, equal_steps: bool = False
-) -> None:
+def show_comparison(findings: Findings, resolved: Experiment) -> None:
     """Print the table of a comparison and the meaning of its columns.
 
-    Args:
-        rows: the methods
-        resolved: the settings of one of the runs, without `auto`
-        seeds: number of seeds
-        equal_steps: whether methods have the rounds of equal steps
+    `resolved` has the settings of one of the runs, without `auto`.
     """
     from comity.cli import screen
+    from comity.studies.compare import SOLO
     from comity.studies.method_summary import (
         EPSILON,
         SERVER_STEPS,
@@ -475,13 +474,14 @@ def show_comparison(
         optional_columns,
     )
 
+    rows = findings.rows
     metric = METRICS[resolved.metric]
-    length = "equal steps" if equal_steps else f"{resolved.rounds} rounds"
+    length = "equal steps" if findings.equal_steps else f"{resolved.rounds} rounds"
     title = f"{resolved.data}, {resolved.partition}, {length}"
-    if seeds > 1:
-        title += f", {seeds} seeds"
+    if findings.runs_phrase:
+        title += f", {findings.runs_phrase}"
     optional = optional_columns(rows)
-    screen.table(*columns(row.cells(seeds > 1, optional) for row in rows), title)
+    screen.table(*columns(row.cells(findings.repeats > 1, optional) for row in rows), title)
     compared = sum(row.gain is not None for row in rows)
     correction = ""
     if compared > 1:
@@ -510,6 +510,9 @@ def show_comparison(
     if any(row.caveats for row in rows):
         legend.append("*: see the warnings.")
     screen.print_legend(" ".join(legend))
+    if alone := findings.settings.get(SOLO):
+        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
+        screen.print_legend(f"solo is trained with {settings_text}.")
     for text in (text for row in rows for text in row.caveats):
         print_warning(text)
 

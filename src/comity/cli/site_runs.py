@@ -147,7 +147,7 @@ def compare_sites(
             federation, base, algos, seeds, folder, follow, deadline, wait
         )
     first_run = RunFolder(run_folder(folder, SOLO, seeds[0]))
-    show_comparison(findings.rows, first_run.read_experiment(), len(seeds))
+    show_comparison(findings, first_run.read_experiment())
     show_answers(findings)
     for warning in findings.warnings:
         print_warning(warning.text)

@@ -5,6 +5,7 @@ the same test samples.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,45 @@ AT_ONCE = 4_000_000  # samples drawn in one batch, to bound the memory
 
 
 @dataclass(frozen=True)
+class Folds:
+    """A gain in each run of cross-validation, one for each fold of each repeat."""
+
+    number: int
+    """The number of folds."""
+    gains: tuple[float, ...]
+    errors: tuple[float, ...]
+    """Their standard errors due to the choice of test samples."""
+
+    @property
+    def freedom(self) -> int:
+        """The degrees of freedom of `training_variance`."""
+        return len(self.gains) - len(self.gains) // self.number
+
+    @property
+    def training_variance(self) -> float:
+        """The variance of the mean gain that is due to training, beside that of test samples.
+
+        Runs differ by more than their test samples explain, as each has another training set and
+        another start. The training sets of two folds overlap, so the runs are not independent: the
+        factor is that of Nadeau and Bengio (2003), 1 / runs + test size / training size.
+        """
+        between = statistics.variance(self.gains)
+        within = statistics.fmean(error**2 for error in self.errors)
+        return max(0.0, between - within) * (1 / len(self.gains) + 1 / (self.number - 1))
+
+    @staticmethod
+    def average(parties: Sequence[Folds]) -> Folds:
+        """Return the mean gain of several parties in each run."""
+        gains = zip(*(party.gains for party in parties), strict=True)
+        errors = zip(*(party.errors for party in parties), strict=True)
+        return Folds(
+            parties[0].number,
+            tuple(map(statistics.fmean, gains)),
+            tuple(math.hypot(*of_run) / len(parties) for of_run in errors),
+        )
+
+
+@dataclass(frozen=True)
 class Gain:
     """A party's gain over SOLO with its 95% interval.
 
@@ -37,6 +77,8 @@ class Gain:
     """The middle of the interval, which is closer to zero than the gain where samples are few."""
     error: float
     """The standard error, due to the choice of test samples."""
+    folds: Folds | None = None
+    """The gain in each run of cross-validation."""
 
 
 def gains(run: Path, solo: Path, metric: str = ACCURACY.name) -> list[Gain]:

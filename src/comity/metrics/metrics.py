@@ -49,6 +49,10 @@ class Metric:
     """Whether `--metric` can choose it: it must follow from predictions (`Answers`) alone, which
     have scores for two classes only.
     """
+    compares_scores: bool = False
+    """Whether it compares the scores of two samples of two classes, which must then be of the same
+    model.
+    """
     draws: int = 2_000
     """The number of bootstrap samples of an interval."""
     has_function: bool = True
@@ -152,6 +156,7 @@ METRICS = Metrics(
             lambda scores, y, weights: areas(scores[:, 1] - scores[:, 0], y == 1, weights),
             is_defined=_has_two_values,
             fits=lambda classes: classes == TWO,
+            compares_scores=True,
         ),
         Metric(
             "sensitivity",

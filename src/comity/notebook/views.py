@@ -66,7 +66,7 @@ def view_comparison(comparison: Comparison) -> str:
     """Return the view of a comparison: the answers, the ranking and the curves."""
     first = next(iter(next(iter(comparison.results.values())).values()))
     metric = chosen_metric(first.folder, first.summary)
-    several = len(comparison.seeds) > 1
+    several = comparison.findings.repeats > 1
     ranked = sorted(comparison.rows, key=lambda row: -row.goodness)
     lines = {
         row.algorithm: conventions.mean_curve(
@@ -77,7 +77,8 @@ def view_comparison(comparison: Comparison) -> str:
         )
         for row in comparison.rows
     }
-    seeds = f", {len(comparison.seeds)} seeds" if several else ""
+    phrase = comparison.findings.runs_phrase
+    seeds = f", {phrase}" if phrase else ""
     questions = comparison.overall.questions if comparison.overall else {}
     answers = []
     for line in format_verdicts(comparison.answers):

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.metrics.metrics import ACCURACY, Metric
 from comity.names import display_name
@@ -103,6 +104,16 @@ class Group:
     def experiment(self) -> Experiment | None:
         """The configuration of some run. The runs share all settings except the method's."""
         return next((run.experiment for run in self.runs if run.experiment), None)
+
+    @cached_property
+    def folds(self) -> int:
+        """The number of folds of cross-validation; 1 without it."""
+        return folds_of(self.experiment.test) if self.experiment else 1
+
+    @property
+    def kind_of_runs(self) -> str:
+        """What distinguishes the runs of a method: seeds, or folds of cross-validation."""
+        return "folds" if self.folds > 1 else "seeds"
 
     @property
     def chosen_metrics(self) -> set[str]:

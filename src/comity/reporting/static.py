@@ -225,7 +225,7 @@ def win_matrix(groups: Sequence[Group], labels: Labels) -> Table:
         for group, methods in zip(groups, by_label, strict=True):
             if first != second and {first, second} <= methods.keys():
                 both = methods[first], methods[second]
-                if estimate := difference_between(*both, pairs, group.metric):
+                if estimate := difference_between(group, *both, pairs):
                     counts[0 if estimate.helped else 2 if estimate.hurt else 1] += 1
         return "-".join(map(str, counts)) if any(counts) else ""
 

@@ -15,6 +15,7 @@ from comity.checksums import with_crc
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.wrapper import Wrapper, chain
 from comity.data import Federation
+from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.measure import Gain, gains
 from comity.metrics.metrics import METRICS
@@ -30,6 +31,14 @@ from comity.runs.summary import no_round_counted
 from comity.safe_files import path_inside, write_atomically
 from comity.studies.against import AgainstEach, against_each, find_method
 from comity.studies.compare_warnings import BatchNormCheck, compare_steps
+from comity.studies.cross_validation import (
+    check_seeds,
+    find_too_few,
+    pool_parties,
+    pool_summaries,
+    pooled_gains,
+    read_fold_runs,
+)
 from comity.studies.equal_steps import describe_equal_steps
 from comity.studies.equal_steps import equal_steps as measure_equal_steps
 from comity.studies.method_settings import split_settings, take_solo
@@ -47,6 +56,7 @@ from comity.studies.party_verdicts import (
     Parties,
     PartyVerdict,
     counts_by_party,
+    describe_folds,
     how_to_read,
     party_verdicts,
     same_parties,
@@ -87,6 +97,20 @@ class Findings:
     """The settings in which a method differs from the others."""
     against: AgainstEach | None = None
     """One method against each of the others, if the comparison has a reference."""
+    folds: int = 1
+    """The number of folds of cross-validation. Lists in `rows` then have one entry per repeat."""
+
+    @property
+    def repeats(self) -> int:
+        """The number of seeds, or of repeats of cross-validation."""
+        return len(self.seeds) // self.folds
+
+    @property
+    def runs_phrase(self) -> str:
+        """The seeds or folds as a phrase for a title; empty for a single run of each method."""
+        if self.folds > 1:
+            return describe_folds(self.folds, self.repeats)
+        return f"{self.repeats} seeds" if self.repeats > 1 else ""
 
     def plain(self) -> dict[str, Any]:
         """Return the content of comparison.json."""
@@ -134,6 +158,7 @@ def compare(
     data = cached_federations(federation)
     base = with_one_worker(one_process(base) if record_messages else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
+    check_seeds(seeds, folds_of(base.test))
     check_settings(base, methods)
     rounds, scaling = (
         _equal_rounds(base, methods, seeds[0], data, model, alone) if equal_steps else ({}, [])
@@ -250,18 +275,40 @@ def findings(
 
     The verdicts name the best of the methods in which a party could take part, so the intervals are
     Bonferroni-corrected for their number. Warnings about the methods' steps are added to those
-    given. A `reference` is also compared with each of the other methods.
+    given. A `reference` is also compared with each of the other methods. Under cross-validation,
+    predictions of all folds are pooled.
     """
     metric = METRICS[base.metric]
+    all_seeds = tuple(parties)
+    about_steps = compare_steps(
+        {display_name(method): runs for method, runs in summaries.items()}, equal_steps
+    )
+    untrained = {m for m, runs in summaries.items() if any(map(no_round_counted, runs))}
+    folds = folds_of(base.test)
+    if folds > 1:
+        parties = pool_parties(parties, folds)
+        rare = find_too_few(parties, metric)
+        fold_runs = {m: read_fold_runs(run_folders(out, m, all_seeds)) for m in summaries}
+        summaries = {
+            method: pool_summaries(runs, fold_runs[method], rare, folds, metric)
+            for method, runs in summaries.items()
+        }
     shares = {method: chain(composed(base, method))[-1].traits.shares for method in summaries}
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
     picked = max(1, len(open_to_all))
     same = same_parties(of_seed.shares for of_seed in parties.values())
     too_few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
-    untrained = {m for m, runs in summaries.items() if any(map(no_round_counted, runs))}
-    gained = {
-        m: {} if untrained & {m, SOLO} else _gains(m, parties, out, metric.name) for m in summaries
-    }
+
+    def gains_over(method: str, other: str) -> dict[int, list[Gain]]:
+        """Return the parties' gains by seed or repeat; nothing over the same method."""
+        if method == other:
+            return {}
+        if folds > 1:
+            return pooled_gains(fold_runs[method], fold_runs[other], folds, metric, same)
+        now, before = (run_folders(out, m, all_seeds) for m in (method, other))
+        return {seed: gains(now[seed], before[seed], metric.name) for seed in all_seeds}
+
+    gained = {m: {} if untrained & {m, SOLO} else gains_over(m, SOLO) for m in summaries}
     rows = {
         m: method_summary(
             display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name
@@ -278,14 +325,11 @@ def findings(
         class_names,
         best[0].algorithm if best else "",
     )
-    overall = overall_verdict(joint, verdicts, len(parties))
-    reading = how_to_read(len(open_to_all), list(parties), metric, same)
-    about_steps = compare_steps(
-        {display_name(method): runs for method, runs in summaries.items()}, equal_steps
-    )
+    overall = overall_verdict(joint, verdicts, len(parties), folds)
+    reading = how_to_read(len(open_to_all), list(parties), metric, same, folds)
     return Findings(
         metric.name,
-        tuple(parties),
+        all_seeds,
         list(rows.values()),
         overall,
         verdicts,
@@ -296,13 +340,14 @@ def findings(
         against_each(
             reference,
             [m for m in summaries if m != reference and m not in untrained],
-            lambda method, other: _gains(method, parties, out, metric.name, other),
+            gains_over,
             too_few,
             same,
             metric,
         )
         if reference and reference not in untrained
         else None,
+        folds,
     )
 
 
@@ -329,18 +374,6 @@ def _equal_rounds(
         equal[method] = measure_equal_steps(prepare(experiment, data(experiment), model))
     rounds = {method: measured.rounds for method, measured in equal.items()}
     return rounds, describe_equal_steps(equal, base.rounds)
-
-
-def _gains(
-    method: str, seeds: Iterable[int], out: Path, metric: str, other: str = SOLO
-) -> dict[int, list[Gain]]:
-    """Return every party's gain over another method, by seed; nothing if it is the same method."""
-    both = {
-        seed: (run_folder(out, method, seed), run_folder(out, other, seed))
-        for seed in seeds
-        if method != other
-    }
-    return {seed: gains(*folders, metric) for seed, folders in both.items()}
 
 
 def check_folders(methods: Sequence[str]) -> None:
@@ -379,6 +412,11 @@ def title(experiment: Experiment, several: bool, without: str = "", method: str 
 def run_folder(out: Path, method: str, seed: int) -> Path:
     """Return the folder of a run in a comparison; refuse links that lead out of it."""
     return path_inside(out, folder_name(method), f"seed-{seed}")
+
+
+def run_folders(out: Path, method: str, seeds: Iterable[int]) -> dict[int, Path]:
+    """Return the folders of a method's runs in a comparison, by seed."""
+    return {seed: run_folder(out, method, seed) for seed in seeds}
 
 
 def experiment_of(

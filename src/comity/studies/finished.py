@@ -5,7 +5,8 @@ runs and comparisons.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,7 @@ from comity.runs.run_metric import metric_of
 from comity.runs.run_warnings import When, upgrade_warnings
 from comity.studies.against import AgainstEach
 from comity.studies.compare import COMPARISON, Findings, run_folder
+from comity.studies.cross_validation import by_repeat
 from comity.studies.method_summary import MethodSummary, figure_of
 from comity.studies.overall_verdict import OverallVerdict
 from comity.studies.party_verdicts import PartyVerdict
@@ -245,14 +247,26 @@ def open_comparison(
         for row in findings.rows
     }
     for row in findings.rows:
-        if row.figure != [
-            figure_of(run.summary, findings.metric) for run in results[row.algorithm].values()
-        ]:
+        if not _is_of_runs(row, findings, [r.summary for r in results[row.algorithm].values()]):
             raise ComityError(
                 f"{path} does not belong to these runs, one of which has continued since: compare"
                 " again with another --out."
             )
     return Comparison(folder, findings, results, keep)
+
+
+def _is_of_runs(
+    row: MethodSummary, findings: Findings, summaries: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Return whether a method's row is of runs with these summaries. Under cross-validation its
+    figures are pooled, so that only the numbers of rounds are compared.
+    """
+    if findings.folds > 1:
+        repeats = by_repeat((summary["seed"] for summary in summaries), findings.folds)
+        rounds = {summary["seed"]: summary["rounds"] for summary in summaries}
+        most = [max(rounds[seed] for seed in seeds) for seeds in repeats.values()]
+        return row.rounds is not None and row.rounds == float(statistics.mean(most))
+    return row.figure == [figure_of(summary, findings.metric) for summary in summaries]
 
 
 @dataclass(frozen=True, repr=False)

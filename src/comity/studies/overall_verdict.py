@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from comity.metrics.metrics import METRICS
 from comity.studies.method_summary import MethodSummary
-from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
+from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict, describe_folds
 from comity.units import size
 
 NEAR = 0.05
@@ -54,11 +54,15 @@ def best_on_average(rows: Sequence[MethodSummary]) -> tuple[MethodSummary, Estim
 
 
 def overall_verdict(
-    rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int
+    rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int, folds: int = 1
 ) -> OverallVerdict | None:
     """Return the overall verdict; None if no method was compared with SOLO.
 
-    `rows` are the methods in which parties could take part.
+    Args:
+        rows: The methods in which parties could take part.
+        answers: The verdicts of the parties.
+        seeds: The number of seeds, or of repeats of cross-validation.
+        folds: The number of folds of cross-validation; 1 without it.
     """
     first = best_on_average(rows)
     if first is None:
@@ -67,10 +71,10 @@ def overall_verdict(
     others = [row for row in rows if row.gain is not None and row is not best]
     return OverallVerdict(
         best.algorithm,
-        _helps(best, gain, len(others) + 1, answers, seeds),
+        _helps(best, gain, len(others) + 1, answers, seeds * folds),
         _whom(best, others, answers, seeds),
         _cost(best, gain, others),
-        _sure(best, gain, len(others) + 1, answers, seeds),
+        _sure(best, gain, len(others) + 1, answers, _tested_on(seeds, folds)),
     )
 
 
@@ -173,21 +177,27 @@ def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary]) 
     return text
 
 
+def _tested_on(seeds: int, folds: int) -> str:
+    """Say which samples and runs an interval is over."""
+    if folds > 1:
+        return f"all of the parties' samples ({describe_folds(folds, seeds)})"
+    if seeds > 1:
+        return f"the parties' test samples and {seeds} seeds"
+    return "the parties' test samples and one seed, so that another start of training may change it"
+
+
 def _sure(
-    best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int
+    best: MethodSummary,
+    gain: Estimate,
+    methods: int,
+    answers: Sequence[PartyVerdict],
+    tested_on: str,
 ) -> str:
     """Say what the intervals mean, and which differences are too small to be seen."""
-    runs = (
-        f"{seeds} seeds"
-        if seeds > 1
-        else "one seed, so that another start of training may change it"
-    )
     picked = (
         f", Bonferroni-corrected for choosing the best of {methods} methods" if methods > 1 else ""
     )
-    text = (
-        f"The intervals are at 95% confidence{picked}, over the parties' test samples and {runs}."
-    )
+    text = f"The intervals are at 95% confidence{picked}, over {tested_on}."
     narrow = best.gain_of_judged if _without_few(best, answers) and best.gain_of_judged else gain
     if not (gain.helped or gain.hurt):
         text += (

@@ -14,7 +14,7 @@ from scipy.special import stdtrit
 
 from comity.data import Federation
 from comity.data.split import Share
-from comity.measure.gain import Z95, Gain
+from comity.measure.gain import Z95, Folds, Gain
 from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
 
 MOST = 12
@@ -187,7 +187,18 @@ def average_gain(
     for of_seed in filter(None, gains.values()):
         gain = statistics.fmean(party.gain for party in of_seed)
         error = math.sqrt(sum(party.error**2 for party in of_seed)) / len(of_seed)
-        by_seed.append(Gain("", gain, gain - Z95 * error, gain + Z95 * error, gain, error))
+        folds = [party.folds for party in of_seed if party.folds]
+        by_seed.append(
+            Gain(
+                "",
+                gain,
+                gain - Z95 * error,
+                gain + Z95 * error,
+                gain,
+                error,
+                Folds.average(folds) if folds else None,
+            )
+        )
     return combine_seeds(by_seed, methods, metric.bounded) if by_seed else None
 
 
@@ -195,21 +206,31 @@ def combine_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> 
     """Return one party's gain by one of `methods` methods, over seeds.
 
     Its variance has two parts. That of the test samples does not fall with more seeds, as all seeds
-    share the party's samples. That of training does, and it is estimated from one run per seed.
+    share the party's samples. That of training does, and it is estimated from one run per seed, or
+    from the runs of cross-validation (`Folds`).
     Hence the interval uses Student's t, with Satterthwaite's degrees of freedom for the sum. With m
     methods to choose the best of, the confidence is 1 - 0.05 / m (Bonferroni).
     """
     sampling = statistics.fmean(gain.error**2 for gain in gains)
-    training = (
-        statistics.variance(gain.gain for gain in gains) / len(gains) if len(gains) > 1 else 0.0
-    )
-    freedom = (len(gains) - 1) * ((sampling + training) / training) ** 2 if training else math.inf
+    training, runs_freedom = _training_variance(gains)
+    freedom = runs_freedom * ((sampling + training) / training) ** 2 if training else math.inf
     middle = statistics.fmean(gain.middle for gain in gains)
     half = float(stdtrit(freedom, 1 - 0.025 / methods)) * math.sqrt(sampling + training)
     low, high = middle - half, middle + half
     if bounded:  # values between 0 and 1 differ by at most 1
         low, high = max(-1.0, low), min(1.0, high)
     return Estimate(statistics.fmean(gain.gain for gain in gains), low, high)
+
+
+def _training_variance(gains: Sequence[Gain]) -> tuple[float, int]:
+    """Return the variance of a mean gain that is due to training, and its degrees of freedom."""
+    folds = [gain.folds for gain in gains if gain.folds]
+    if folds:
+        variance = statistics.fmean(of_seed.training_variance for of_seed in folds)
+        return variance / len(folds), sum(of_seed.freedom for of_seed in folds)
+    if len(gains) == 1:
+        return 0.0, 0
+    return statistics.variance(gain.gain for gain in gains) / len(gains), len(gains) - 1
 
 
 def party_verdicts(
@@ -324,10 +345,17 @@ def format_verdicts(verdicts: Sequence[PartyVerdict]) -> list[str]:
     return [head, *(str(party_verdict) for party_verdict in verdicts[:FIRST])]
 
 
-def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, same: bool = True) -> str:
+def how_to_read(
+    methods: int, seeds: Sequence[int], metric: Metric, same: bool = True, folds: int = 1
+) -> str:
     """Return a text on how to read the intervals.
 
-    `same` says whether parties have the same samples under all seeds.
+    Args:
+        methods: The number of methods to choose the best of.
+        seeds: The seeds, or the repeats of cross-validation.
+        metric: The metric.
+        same: Whether parties have the same samples under all seeds.
+        folds: The number of folds of cross-validation; 1 without it.
     """
     picked = (
         f", Bonferroni-corrected for the choice of the best of {methods} methods"
@@ -349,8 +377,17 @@ def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, same: bool =
         " narrower."
     )
     more = once if len(seeds) == 1 or not same else twice if len(seeds) == 2 else ""
+    samples = f"a party's own test samples{which}"
+    if folds > 1:
+        samples = f"all of a party's samples ({describe_folds(folds, len(seeds))})"
+        more = ""
     return (
-        f"Points of {metric.title} more than by training alone, on a party's own test"
-        f" samples{which}; between: where the true difference lies with 95%"
-        f" confidence{picked}.{more}"
+        f"Points of {metric.title} more than by training alone, on {samples}; between: where the"
+        f" true difference lies with 95% confidence{picked}.{more}"
     )
+
+
+def describe_folds(folds: int, repeats: int) -> str:
+    """Return the number of folds and repeats of cross-validation as a phrase."""
+    times = "" if repeats == 1 else f", {repeats} times"
+    return f"{folds}-fold cross-validation{times}"

@@ -21,6 +21,7 @@ from comity.measure.targets import TargetReached, common_target, reach_target
 from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.reporting.blocks import Block, Facts, Section, Table, Text
 from comity.reporting.charts import capitalize_first
+from comity.reporting.folds import gains_in_folds
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.reporting.sections.absences import absences
@@ -29,6 +30,7 @@ from comity.reporting.sections.gains import (
     count_choices,
     gains_between,
     gains_by_seed,
+    summaries_of,
     too_few,
 )
 from comity.runs.config import WHERE
@@ -115,7 +117,7 @@ def _add_outcome(
         return
     collaborative = [row for row in finished if not (row.method.alone or row.method.pools)]
     seeds = max(len(row.figure) for row in finished)
-    verdict = overall_verdict(collaborative, comparison.answers, seeds)
+    verdict = overall_verdict(collaborative, comparison.answers, seeds, group.folds)
     if verdict:
         section.headline = verdict.helps
         questions = verdict.questions
@@ -201,11 +203,13 @@ def _explain_columns(group: Group, target: float | None, requested: bool) -> str
     `requested` says whether the user named the target.
     """
     title = capitalize_first(group.metric.title)
+    runs = "repeats" if group.folds > 1 else "seeds"
+    samples = "all of their samples" if group.folds > 1 else "their own test samples"
     about = (
-        f"{title}: mean over parties on their own test samples after the last round, ± standard"
-        " deviation over seeds. Worst: the worst party, mean over seeds. Steps: gradient"
-        " evaluations of a party in a run, mean over parties. Sent: all bytes of a run, evaluation"
-        " left out. Time: of a run here."
+        f"{title}: mean over parties on {samples} after the last round, ± standard deviation over"
+        f" {runs}. Worst: the worst party, mean over {runs}. Steps: gradient evaluations of a party"
+        " in a run, mean over parties. Sent: all bytes of a run, evaluation left out. Time: of a"
+        f" run here{', over all folds' if group.folds > 1 else ''}."
     )
     if group.site:
         about = (
@@ -421,7 +425,7 @@ def rank_methods(group: Group, target: float | None = None) -> tuple[list[Ranked
     for method in group.methods:
         summary = method_summary(
             method.name,
-            method.summaries,
+            summaries_of(group, method),
             gains_by_seed(group, method),
             too_few(group),
             group.same_parties,
@@ -461,8 +465,9 @@ def _target_cells(row: Ranked) -> list[str]:
     """
     if not row.reached:
         return ["never", "never"]
-    if len(row.reached) < len(row.figure):
-        return [f"{len(row.reached)} of {len(row.figure)} seeds", ""]
+    runs = len(row.method.finished)
+    if len(row.reached) < runs:
+        return [f"{len(row.reached)} of {runs} runs", ""]
     rounds = statistics.fmean(result.round for result in row.reached)
     mean_bytes = statistics.fmean(result.bytes for result in row.reached)
     return [str(round(rounds)), size(mean_bytes)]
@@ -534,13 +539,14 @@ def _about_best(group: Group, best: Ranked, rest: list[Ranked]) -> str:
     if group.metric is not ACCURACY:
         figure += f" {group.metric.title}"
     if len(best.accuracy) > 1:
-        figure += f" (± {100 * best.spread:.1f} over {len(best.accuracy)} seeds)"
+        runs = "repeats" if group.folds > 1 else "seeds"
+        figure += f" (± {100 * best.spread:.1f} over {len(best.accuracy)} {runs})"
     if not rest:
         place = f"on {group.site}'s own test samples" if group.site else "averaged over parties"
         return f"{name} has {figure}, {place}."
     second = rest[0]
     points = 100 * abs(best.sure_mean - second.sure_mean)
-    difference = difference_between(best.method, second.method, len(rest), group.metric)
+    difference = difference_between(group, best.method, second.method, len(rest))
     if difference is None or difference.helped:
         return f"{name} is best with {figure}, {points:.1f} points ahead of {second.method.name}."
     return (
@@ -566,18 +572,18 @@ def _about_worst_party(collaborative: list[Ranked], metric: Metric) -> list[str]
     ]
 
 
-def difference_between(
-    first: Method, second: Method, rivals: int, metric: Metric
-) -> Estimate | None:
+def difference_between(group: Group, first: Method, second: Method, rivals: int) -> Estimate | None:
     """Return how far the first method is ahead of the second, on average over parties.
 
     The difference is paired over the test samples of both. Its interval allows for the choice of
     the first among `rivals` others.
     """
+    if group.folds > 1:
+        return average_gain(gains_in_folds(group, first, second), rivals, group.metric)
     matching = {run.seed: run for run in second.finished}
     gains = {
         run.seed: gains_between(run, matching[run.seed])
         for run in first.finished
         if run.seed in matching
     }
-    return average_gain(gains, rivals, metric)
+    return average_gain(gains, rivals, group.metric)

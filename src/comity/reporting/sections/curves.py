@@ -38,7 +38,8 @@ def curves(group: Group) -> Section:
             section.say("No run has been evaluated yet.", "missing")
         return section
     ends = [f"{m.name} {_last_figure(m)}" for m in group.methods if any(r.curve for r in m.runs)]
-    band = "; bands and ±: sample standard deviation over seeds" if has_seeds(group) else ""
+    over = group.kind_of_runs
+    band = f"; bands and ±: sample standard deviation over {over}" if has_seeds(group) else ""
     scope = f"of {group.site}" if group.site else "mean over parties"
     alt = f"Test {group.metric.title}, {scope}{band}. At the end: {', '.join(ends)}."
     section.blocks.append(_by_round(data, group, alt))
@@ -158,7 +159,8 @@ def _layers(
         tooltip(group.metric.name, group.metric.title, ".1%"),
     ]
     if has_seeds(group):
-        tips += [tooltip("spread", "± over seeds", ".1%"), tooltip("seeds", "seeds", "d")]
+        over = group.kind_of_runs
+        tips += [tooltip("spread", f"± over {over}", ".1%"), tooltip("seeds", over, "d")]
     tips.append(tooltip("sent", "sent so far"))
     return line_layers(
         {"x": x, "y": y, "color": colour_by_method(group)},

@@ -6,6 +6,7 @@ import csv
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,9 +28,16 @@ from comity.measure.gain import Gain, gains_from_answers, paired_gain
 from comity.metrics.metrics import ACCURACY, Metric
 from comity.reporting.blocks import Section, Table
 from comity.reporting.charts import capitalize_first, colour_by_method
+from comity.reporting.folds import gains_in_folds, summaries_in_folds, too_few_in_folds
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
-from comity.studies.party_verdicts import Estimate, estimates, party_label, without_few
+from comity.studies.party_verdicts import (
+    Estimate,
+    describe_folds,
+    estimates,
+    party_label,
+    without_few,
+)
 from comity.text import join_names
 
 MOST_DRAWN = 40
@@ -95,7 +103,9 @@ def _suggest_solo(group: Group) -> str:
 
 
 def gains_by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
-    """Return every party's gain over SOLO, by seed."""
+    """Return every party's gain over SOLO, by seed; under cross-validation, over all folds."""
+    if group.folds > 1:
+        return gains_in_folds(group, method, group.solo)
     return {
         run.seed: gains_between(run, solo)
         for run in method.finished
@@ -105,8 +115,25 @@ def gains_by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
 
 def too_few(group: Group) -> dict[int, list[str]]:
     """Return the parties with too few test samples for a verdict of their own, by seed."""
+    if group.folds > 1:
+        return too_few_in_folds(group)
     solo_runs = group.solo.finished if group.solo else ()
     return {run.seed: (run.summary or {})["too_few"] for run in solo_runs}
+
+
+def summaries_of(group: Group, method: Method) -> list[dict[str, Any]]:
+    """Return the summaries of a method's finished runs; under cross-validation, one per repeat."""
+    if group.folds > 1:
+        return summaries_in_folds(group, method, too_few(group))
+    return method.summaries
+
+
+def _figures_by_party(group: Group, summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the page's metric of each party that was evaluated."""
+    block = summary.get(group.metric.name) or {}
+    return {
+        party: value for party, value in block.get("per_party", {}).items() if value is not None
+    }
 
 
 def count_choices(group: Group) -> int:
@@ -134,15 +161,17 @@ def party_results(group: Group, method: Method) -> list[PartyResult]:
     solo: dict[str, list[float]] = defaultdict(list)
     clear = without_few(gains_by_seed(group, method), too_few(group), group.same_parties)
     gained = estimates(clear, group.same_parties, count_choices(group), group.metric)
-    for run in method.finished:
-        solo_run = group.solo_run(run)
-        for party, value in run.figures.get("per_party", {}).items():
-            if value is None:  # the party was never evaluated
-                continue
-            name = party_label(party, run.seed, group.same_parties)
+    solo_figures = {
+        summary["seed"]: _figures_by_party(group, summary)
+        for summary in (summaries_of(group, group.solo) if group.solo else ())
+    }
+    for summary in summaries_of(group, method):
+        seed = summary["seed"]
+        for party, value in _figures_by_party(group, summary).items():
+            name = party_label(party, seed, group.same_parties)
             figures[name].append(value)
-            if solo_run and name in gained:
-                solo[name].append(solo_run.figures["per_party"][party])
+            if name in gained and party in solo_figures.get(seed, {}):
+                solo[name].append(solo_figures[seed][party])
     results = [
         PartyResult(
             name,
@@ -384,6 +413,9 @@ def _about_seeds(group: Group) -> str:
     seeds = {run.seed for run in group.runs}
     if len(seeds) == 1:
         return ""
+    if group.folds > 1:
+        repeats = len(seeds) // group.folds
+        return f" Of all samples of a party, by {describe_folds(group.folds, repeats)}."
     if group.same_parties:
         return f" Means over {len(seeds)} seeds."
     return " Under each seed a party has other samples, so each stands for itself."
