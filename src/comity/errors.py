@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import FrozenInstanceError
 from functools import cache
 from pathlib import Path
@@ -28,6 +29,49 @@ class UsageError(ComityError, ValueError):
     """A wrong name or value, or settings that contradict each other. Nothing was started."""
 
     exit_code = 2
+
+
+class UsageErrors(UsageError):
+    """Several usage errors that were found together. `sentences` has one sentence for each."""
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        super().__init__(" ".join(sentences))
+        self.sentences = tuple(sentences)
+
+
+class ErrorCollector:
+    """Collects usage errors, so that the user learns of all of them at once.
+
+    Examples:
+        >>> errors = ErrorCollector()
+        >>> for name in ("a", "b"):
+        ...     with errors.collect():
+        ...         raise UsageError(f"{name} is wrong.")
+        >>> errors.check()
+        Traceback (most recent call last):
+        comity.errors.UsageErrors: a is wrong. b is wrong.
+    """
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Keep the usage error that is raised inside, and continue after the `with` block."""
+        try:
+            yield
+        except UsageErrors as error:
+            self.sentences += error.sentences
+        except UsageError as error:
+            self.sentences.append(str(error))
+
+    def check(self) -> None:
+        """Raise all errors that were collected, if there are any."""
+        sentences = list(dict.fromkeys(self.sentences))
+        if len(sentences) > 1:
+            raise UsageErrors(sentences)
+        if sentences:
+            raise UsageError(sentences[0])
 
 
 class CorruptedFile(ComityError):

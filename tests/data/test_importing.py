@@ -121,7 +121,7 @@ def test_tables_of_all_kinds(source: Path, out: Path) -> None:
     )
     saved = {"age": [1, 2, 3, 4], "colour": ["blue"] * 4, "label": ["maybe", "no", "no", "no"]}
     parquet.write_table(arrow.table(saved), source / "west.parquet")
-    data = import_federation(source, out)
+    data = import_federation(source, out, keep_label_words=True)
     assert data.class_names == ("maybe", "no", "yes")
     assert data.y.tolist() == [1, 2, 1, 1, 1, 2, 1, 2, 0, 1, 1, 1]
     assert data.groups["party"].names == ("east", "north", "west")

@@ -134,7 +134,9 @@ def test_a_saved_split_that_divides_a_patient_is_refused(imported: Path) -> None
         train=tuple(position for position in share.train if position != twice),
         test=(*share.test, twice),
     )
-    with pytest.raises(UsageError, match="samples of one patient of party 'north' in two of"):
+    with pytest.raises(
+        UsageError, match="samples of one patient, or copies of one row, of party 'north' in two"
+    ):
         data.split(replace(split, parties={**split.parties, "north": moved}))
 
 

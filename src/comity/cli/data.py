@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,9 +114,23 @@ COLUMN_OPTIONS = {
     "columns": _option("--columns", "use only these columns, as in a,b", list[str]),
     "drop": _option("--drop", "do not use these columns, as in a,b", list[str]),
     "kinds": _option("--kind", "type of a column: age=number, ward=words or ill=flag", list[str]),
-    "missing": _option("--missing", "codes for missing values, as in -9,unknown", list[str]),
+    "missing": _option(
+        "--missing",
+        "codes for missing values: -9,unknown; of one party, one column, or both: north:-9,"
+        " glucose=999, north:glucose=999",
+        list[str],
+    ),
     "rename": _option("--rename", "column name in the file and its new name: Alter=age", list[str]),
-    "units": _option("--unit", "unit of a column, as in age=years", list[str]),
+    "units": _option(
+        "--unit",
+        "unit of a column, as in age=years, or in one party's file: north:glucose=mmol/l",
+        list[str],
+    ),
+    "convert": _option(
+        "--convert",
+        "other unit of a column, and the factor to its unit: glucose:mmol/l=18.02",
+        list[str],
+    ),
     "words": _option("--word", "word in the file and its meaning: sex:m=male", list[str]),
     "merge_case": _option(
         "--merge-case/--keep-case",
@@ -128,6 +143,11 @@ COLUMN_OPTIONS = {
         " or not (none)",
     ),
     "positive": _option("--positive", "positive class for sensitivity, as in dead"),
+    "keep_label_words": _option(
+        "--keep-label-words",
+        "label words that look like other parties' words are classes of their own",
+        bool,
+    ),
 }
 """The options about the columns of tables, by the keywords of the import functions."""
 Group = Annotated[
@@ -148,7 +168,8 @@ def with_columns(command: Callable[..., None]) -> Callable[..., None]:
 
     def read(typed: dict[str, Any]) -> dict[str, Any]:
         values = {name: _parse_option(name, value) for name, value in typed.items()}
-        return {name: value for name, value in values.items() if value is not None}
+        options = {name: value for name, value in values.items() if value is not None}
+        return options | _parse_notations(typed.get("missing") or (), typed.get("units") or ())
 
     return with_options(command, COLUMN_OPTIONS, "wishes", read)
 
@@ -158,7 +179,11 @@ def _parse_option(name: str, typed: Any) -> Any:
 
     Lists may be given in one option with commas, or in several options.
     """
-    if name in ("columns", "drop", "missing"):
+    if name in ("missing", "units"):
+        return None  # `_parse_notations` reads them
+    if name == "convert":
+        return _parse_conversions(typed or ()) or None
+    if name in ("columns", "drop"):
         return (
             tuple(part.strip() for text in typed or () for part in text.split(",") if part.strip())
             or None
@@ -173,16 +198,85 @@ def _parse_option(name: str, typed: Any) -> Any:
 PAIRS = {"kinds": "--kind age=number", "rename": "--rename Alter=age", "units": "--unit age=years"}
 
 
-def _parse_words(texts: Iterable[str]) -> dict[str, dict[str, str]]:
+def _parse_notations(missing: Iterable[str], units: Iterable[str]) -> dict[str, Any]:
+    """Parse the codes and units of all parties, and of single ones, for the import functions.
+
+    A text is `[PARTY:][COLUMN=]CODE,CODE...` or `[PARTY:]COLUMN=UNIT`.
+    """
+    codes: dict[str, dict[str, tuple[str, ...]]] = {}
+    for text in missing:
+        party, column, words = _split_place(text)
+        texts = tuple(word.strip() for word in words.split(",") if word.strip())
+        of_party = codes.setdefault(party, {})
+        of_party[column] = (*of_party.get(column, ()), *texts)
+    party_units: dict[str, dict[str, str]] = {}
+    for name, unit in _parse_pairs("units", units).items():
+        party, column, _ = _split_place(f"{name}=")
+        party_units.setdefault(party, {})[column] = unit
+    return _notation_options(codes, party_units)
+
+
+def _split_place(text: str) -> tuple[str, str, str]:
+    """The party, the column and the rest of `[PARTY:][COLUMN=]REST`; "" for a part that is not
+    there.
+    """
+    match = re.fullmatch(r"(?:([^:=]*):)?(?:([^=]*)=)?(.*)", text, re.DOTALL)
+    assert match is not None
+    party, column, rest = match.groups(default="")
+    return party.strip(), column.strip(), rest.strip()
+
+
+def _notation_options(
+    codes: dict[str, dict[str, tuple[str, ...]]], units: dict[str, dict[str, str]]
+) -> dict[str, Any]:
+    """The options about codes and units; the party and the column "" stand for all."""
+    from comity.data.preparation import PartyNotation
+
+    common, common_units = codes.pop("", {}), units.pop("", {})
+    notations = {}
+    for party in dict.fromkeys((*codes, *units)):
+        of_party = codes.get(party, {})
+        missing = of_party.pop("", ())
+        notations[party] = PartyNotation(missing, of_party, units.get(party, {}))
+    options = {
+        "missing": common.pop("", ()),
+        "also_missing": common,
+        "units": common_units,
+        "parties": notations,
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def _parse_conversions(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Parse texts such as `column:unit=factor` or `column:unit=factor,added` into dicts."""
+    conversions: dict[str, dict[str, Any]] = {}
+    for column, rules in _parse_words(texts, "--convert", "glucose:mmol/l=18.02").items():
+        for unit, text in rules.items():
+            try:
+                numbers = [float(part) for part in text.split(",")]
+            except ValueError:
+                numbers = []
+            if len(numbers) not in (1, 2):
+                raise UsageError(
+                    "--convert takes column:unit=factor, as in --convert glucose:mmol/l=18.02, not"
+                    f" {text!r} as a factor."
+                )
+            rule = numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
+            conversions.setdefault(column, {})[unit] = rule
+    return conversions
+
+
+def _parse_words(
+    texts: Iterable[str], option: str = "--word", example: str = "sex:m=male"
+) -> dict[str, dict[str, str]]:
     """Parse texts such as `column:word=meaning` into dicts by column."""
     meanings: dict[str, dict[str, str]] = {}
     for text in texts:
         column, colon, pair = text.rpartition(":")
         word, sign, meaning = (side.strip() for side in pair.partition("="))
         if not (column.strip() and colon and word and sign and meaning):
-            raise UsageError(
-                f"--word takes column:word=meaning, as in --word sex:m=male, not {text!r}."
-            )
+            parts = "column:word=meaning" if option == "--word" else "column:unit=factor"
+            raise UsageError(f"{option} takes {parts}, as in {option} {example}, not {text!r}.")
         meanings.setdefault(column.strip(), {})[word] = meaning
     return meanings
 
@@ -210,7 +304,7 @@ def import_(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="one file (csv, xlsx, parquet, npz) or image folder per party; or a single file",
+            help="one file (csv, tsv, xlsx, parquet, npz) or image folder per party; or one file",
         ),
     ],
     out: Annotated[
@@ -297,10 +391,10 @@ def schema(
     result. Schemas contain no rows, but all words of the columns of words.
     """
     from comity.cli import screen
-    from comity.data.tables import agreed_schema
+    from comity.data.tables import common_schema
     from comity.text import join_names
 
-    merged = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
+    merged, warnings = common_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
     if out.exists():
         raise UsageError(f"{out} exists already: choose another --out.")
     merged.write(out)
@@ -321,6 +415,8 @@ def schema(
     )
     for column, reason in merged.left_out.items():
         screen.out.print(f"{column} is left out: it {reason}.", soft_wrap=True)
+    for warning in warnings:
+        print_warning(warning)
     screen.out.print(
         f"The schema is in {out}: read it, then import with --schema {out}", soft_wrap=True
     )

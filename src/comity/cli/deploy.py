@@ -128,7 +128,7 @@ def join(
         if schema:
             schema_file = folder / "schema.json"
             write_atomically(schema_file, Schema.from_dict(schema).to_text())
-        dataset = import_site_data(data, folder / "data", schema_file, classes, group)
+        dataset = import_site_data(data, folder / "data", schema_file, classes, group, site_name)
         policy.write(folder, site_name, "data")
         request = startup_kits.join(invitation, site_name, folder)
     except (Exception, KeyboardInterrupt) as why:

@@ -1,4 +1,7 @@
-"""Runs a command and turns every exception into one sentence and an exit code."""
+"""Runs a command and turns every exception into a sentence and an exit code.
+
+Only errors that were found together (`UsageErrors`) are several sentences, each on its own line.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,12 @@ def enter() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as why:  # not Exception: libraries written in Rust panic past it
         sentence, code = _sentence_and_code(why, signals)
+        from comity.errors import UsageErrors
         from comity.text import escape_terminal
 
-        message = " ".join(sentence.split())[:MAX_LENGTH]
-        print(escape_terminal(f"comity: {message}"), file=sys.stderr)
+        for text in why.sentences if isinstance(why, UsageErrors) else (sentence,):
+            message = " ".join(text.split())[:MAX_LENGTH]
+            print(escape_terminal(f"comity: {message}"), file=sys.stderr)
         sys.exit(code)
     finally:
         signals.ignore()

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,13 @@ from comity.data import partitions, protocols, shifts
 from comity.data.custom_partitions import CustomPartition, custom_partition_name
 from comity.data.federation import Federation, Preprocess, Sums, share
 from comity.data.groups import GROUPED, Groups, Piece
-from comity.data.patients import Units, check_patients, check_undivided, number_patients
+from comity.data.patients import (
+    Units,
+    check_patients,
+    check_undivided,
+    merge_units,
+    number_patients,
+)
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
@@ -47,6 +53,23 @@ WITHOUT_CLASSES = ("iid", "natural", "domain", "quantity", "lognormal")
 def _scalar_constants(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
     """Mean and standard deviation of the only column."""
     return mean[0], std[0]
+
+
+def _content(schema: Schema) -> dict[str, Any]:
+    """The fields of a schema for a fingerprint.
+
+    Fields that earlier versions did not have are left out while they are empty, so that data that
+    were imported before keep their fingerprints.
+    """
+    content = asdict(schema)
+    for fields, names in (
+        (content, ("parties",)),
+        *((column, ("convert", "file_unit")) for column in content["columns"]),
+    ):
+        for name in names:
+            if not fields[name]:
+                del fields[name]
+    return content
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,6 +127,10 @@ class Dataset:
     """The number of each sample's patient, if the data name patients: see `number_patients`. A
     partition keeps a patient's samples together.
     """
+    copies: Ints | None = field(default=None, repr=False)
+    """The number of each row's content, if a table has rows that are copies of others, numbered
+    like patients. A partition keeps copies together.
+    """
 
     def __post_init__(self) -> None:
         coerce("missing", self.missing, Literal["refuse", "impute"])
@@ -120,8 +147,16 @@ class Dataset:
         self._check_constants()
         self._check_official_test()
         self._check_cut()
-        if self.patients is not None:
-            check_patients(self.patients, len(self.y), self.groups)
+        for numbers_of_units in (self.patients, self.copies):
+            if numbers_of_units is not None:
+                check_patients(numbers_of_units, len(self.y), self.groups)
+
+    @cached_property
+    def units(self) -> Ints | None:
+        """The number of each sample's unit, which a split must not divide: a patient's samples, and
+        copies of a row. None if each sample is a unit.
+        """
+        return merge_units(self.patients, self.copies)
 
     @property
     def _display_name(self) -> str:
@@ -292,9 +327,11 @@ class Dataset:
             [groups, self.missing] if groups or self.missing != "refuse" else []
         )
         if self.scale != "fixed" or self.schema:
-            optional_parts += [self.scale, self.scaled, self.schema and asdict(self.schema)]
+            optional_parts += [self.scale, self.scaled, self.schema and _content(self.schema)]
         if self.patients is not None:
             optional_parts += ["patients", combine(self.patients.tolist())]
+        if self.copies is not None:
+            optional_parts += ["copies", combine(self.copies.tolist())]
         return combine(
             (Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *optional_parts)
         )
@@ -361,7 +398,7 @@ class Dataset:
         key = Key.root(partition_seed).fold("data")
         # Parts are drawn class by class; a regression dataset is treated as one class.
         # From here on, positions are those of units: samples, or patients with all their samples.
-        units = Units(self.patients)
+        units = Units(self.units)
         y = units.labels(np.zeros(len(self), np.int64) if self.amounts else self.y.numpy())
         official = None if self.official_test is None else self.official_test.numpy()
         if official is not None and not isinstance(rule, protocols.OwnSamples):
@@ -472,8 +509,8 @@ class Dataset:
         parties: dict[str, PartyData] = {}
         fills: dict[str, Tensor] = {}
         for name, part in split.parties.items():
-            if self.patients is not None:
-                check_undivided(name, self.patients, part)
+            if self.units is not None:
+                check_undivided(name, self.units, part)
             party_preprocess = preprocess.for_party(name)
             used = part.train + part.validation + (part.test if shifted else ())
             # In the dataset's order, so that a sample's noise does not depend on its part.

@@ -179,6 +179,12 @@ class Federation:
     def _repr_html_(self) -> str:
         return view(self)
 
+    def schema_at(self, party: str) -> Schema | None:
+        """The schema for the files of one party, with its own missing values and units; None for
+        data that are no table.
+        """
+        return self.schema and self.schema.at(party)
+
     @property
     def names(self) -> list[str]:
         """The names of the parties, in order."""

@@ -1,9 +1,10 @@
 """Import users' data: a folder with one file or folder per party becomes a dataset for `--data`.
 
-A party is a file `north.npz` (arrays), a file `south.csv`, `.csv.gz`, `.xlsx` or `.parquet` (a
-table with one row per sample), or a folder `east` with one folder of pictures per class. The file
-name is the party's name. All parties must bring the same kind of data. Tables may differ in
-columns, their order, words and separators: a schema determines how they are encoded (`schema.py`).
+A party is a file `north.npz` (arrays), a file `south.csv`, `.csv.gz`, `.tsv`, `.tab`, `.xlsx` or
+`.parquet` (a table with one row per sample), or a folder `east` with one folder of pictures per
+class. The file name is the party's name. All parties must bring the same kind of data. Tables may
+differ in columns, their order, words and separators: a schema determines how they are encoded
+(`schema.py`).
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from comity.data.formats.common import (
 )
 from comity.data.groups import Groups
 from comity.data.party_files import PICTURES, TABLES, common_kind, find_party_files, source_name
-from comity.data.patients import number_patients
+from comity.data.patients import merge_units, number_patients
 from comity.data.preparation import Schema
 from comity.data.schema import ColumnOptions
 from comity.data.sets.common import channels_first
+from comity.data.table_checks import PartyRows, number_copies
 from comity.data.tables import (
     SCALING_SENTENCES,
     drop_unlabelled,
@@ -41,7 +43,7 @@ from comity.data.tables import (
     read_tables,
     take_patients,
 )
-from comity.errors import UsageError
+from comity.errors import ErrorCollector, UsageError
 from comity.text import join_names
 
 SMALLEST_PARTY = 4
@@ -58,6 +60,8 @@ class Contribution(NamedTuple):
     test: NDArray[np.bool_]
     patients: Ints | None = None
     """The number of each sample's patient in this file, if a column names patients."""
+    copies: Ints | None = None
+    """The number of each row's content, if some rows of a table are copies of others."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def read_federation(
     schema: Schema | None = None,
     skip_unlabelled: bool = False,
     group: str | None = None,
+    checks: bool = True,
     **column_options: Any,
 ) -> Dataset:
     """Read the parties' files or folders into one dataset.
@@ -125,6 +130,7 @@ def read_federation(
         skip_unlabelled: leave out rows of tables without a label.
         group: the column of tables, or the array of npz files, that identifies the patient of each
             sample. It is not an input of the model. Only the numbers of the patients are kept.
+        checks: look for faults in tables (`table_checks`), and let copies of a row stay together.
         **column_options: options for the inferred schema (`label`, `columns`, `drop`, ...: see
             `ColumnOptions`).
 
@@ -153,11 +159,15 @@ def read_federation(
             raise UsageError("scale is for tables and signals: pictures are used as they are.")
         imported = ImportedParties(_read_pictures(paths, size), "pictures by class")
     elif kind == "arrays":
-        imported = ImportedParties(
-            {name: _read_arrays(path, group) for name, path in paths.items()}, "arrays"
-        )
+        errors = ErrorCollector()
+        contributions = {}
+        for party, path in paths.items():
+            with errors.collect():
+                contributions[party] = _read_arrays(path, group)
+        errors.check()
+        imported = ImportedParties(contributions, "arrays")
     else:
-        imported = _read_all_tables(paths, options, schema, skip_unlabelled, group)
+        imported = _read_all_tables(paths, options, schema, skip_unlabelled, group, checks)
     return _dataset(name, imported, classes, scale or "none")
 
 
@@ -167,12 +177,15 @@ def _read_all_tables(
     schema: Schema | None,
     skip_unlabelled: bool,
     group: str | None,
+    checks: bool,
 ) -> ImportedParties:
     """Read all tables and encode them by the given schema, or by one inferred from them."""
-    tables = read_tables(paths)
+    errors = ErrorCollector()
+    tables = read_tables(paths, errors)
+    codes = schema or options.label_schema()
     skip_warnings: list[str] = []
     if skip_unlabelled:
-        tables, skip_warnings = drop_unlabelled(tables, schema or options.label_schema())
+        tables, skip_warnings = drop_unlabelled(tables, codes, errors)
     patients: dict[str, Ints] = {}
     if group is not None:
         if schema and group in (schema.label, *(column.name for column in schema.columns)):
@@ -180,13 +193,18 @@ def _read_all_tables(
                 f"The schema uses {group!r}, which would identify patients: make a schema with"
                 f" --drop {group}."
             )
-        tables, patients = take_patients(tables, group, options.missing)
+        tables, patients = take_patients(tables, group, codes, errors)
         options = replace(options, drop=tuple(name for name in options.drop if name != group))
-    common_schema = schema or infer_schema(tables, options)
-    x, y, warnings = encode_tables(common_schema, tables, strict=schema is not None)
+    common_schema = schema or infer_schema(tables, options, errors)
+    x, y, warnings = encode_tables(common_schema, tables, schema is not None, errors, checks)
     parties = {
         name: Contribution(
-            paths[name], x[name], y[name], np.zeros(len(y[name]), np.bool_), patients.get(name)
+            paths[name],
+            x[name],
+            y[name],
+            np.zeros(len(y[name]), np.bool_),
+            patients.get(name),
+            number_copies(common_schema, PartyRows(x[name], y[name])) if checks else None,
         )
         for name in tables
     }
@@ -274,7 +292,7 @@ def _patients_of_arrays(path: Path, arrays: Mapping[str, Array], group: str) -> 
 
 def _misplacement(file: Path, folder: Path) -> str:
     """The message about a file in a party's folder that is not in a class folder."""
-    if file.suffix in (".csv", ".xlsx", ".parquet", ".npz"):
+    if file.suffix in (".csv", ".tsv", ".tab", ".xlsx", ".parquet", ".npz"):
         beside = folder.with_suffix(file.suffix)
         return (
             "is a table, but a party's folder must hold pictures: give each party one file, here"
@@ -387,6 +405,7 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         class_names=class_names,
         warnings=tuple(f"{name}: {warning}" for warning in warnings),
         patients=patients,
+        copies=_all_copies(parties),
         **options,
     )
 
@@ -403,6 +422,22 @@ def _all_patients(parties: Mapping[str, Contribution]) -> Ints | None:
             return None
         numbers.append(party.patients + total)
         total += int(party.patients.max()) + 1
+    return np.concatenate(numbers)
+
+
+def _all_copies(parties: Mapping[str, Contribution]) -> Ints | None:
+    """The number of each row's content over all parties; None without copies.
+
+    Equal rows of two parties have two numbers: each party splits its own rows.
+    """
+    if all(party.copies is None for party in parties.values()):
+        return None
+    numbers: list[Ints] = []
+    total = 0
+    for party in parties.values():
+        own = np.arange(len(party.y)) if party.copies is None else party.copies
+        numbers.append(own + total)
+        total += int(own.max()) + 1
     return np.concatenate(numbers)
 
 
@@ -546,7 +581,8 @@ def _import_warnings(
 
 
 def _units_to_learn(party: Contribution) -> int:
-    """How many samples, or patients, a party has outside its test part."""
-    if party.patients is None:
+    """How many samples, or patients, a party has outside its test part; copies count once."""
+    units = merge_units(party.patients, party.copies)
+    if units is None:
         return int((~party.test).sum())
-    return len(np.unique(party.patients[~party.test]))
+    return len(np.unique(units[~party.test]))

@@ -7,18 +7,21 @@ from pathlib import Path
 
 from comity.data.formats.common import existing_file, file_error, list_folder
 from comity.data.split import check_name
-from comity.errors import UsageError
+from comity.errors import ErrorCollector, UsageError
 
 KINDS = {
     ".npz": "arrays",
     ".csv": "a table",
     ".csv.gz": "a table",
+    ".tsv": "a table",
+    ".tsv.gz": "a table",
+    ".tab": "a table",
     ".xlsx": "a table",
     ".parquet": "a table",
 }
 TABLES = "a table"
 PICTURES = "pictures"
-ENDINGS = ".npz, .csv, .csv.gz, .xlsx or .parquet"
+ENDINGS = ".npz, .csv, .csv.gz, .tsv, .tab, .xlsx or .parquet"
 
 
 def find_party_files(source: Path) -> dict[str, Path]:
@@ -66,27 +69,36 @@ def _find_in_folder(root: Path) -> dict[str, Path]:
     if (root / "dataset.json").exists():
         raise file_error(root, "is already an imported dataset: use it with --data")
     paths: dict[str, Path] = {}
+    errors = ErrorCollector()
     for path in list_folder(root):
-        ending = file_ending(path)
         if path.name.startswith("~$") or path.name.lower() in ("thumbs.db", "desktop.ini"):
             continue  # leftovers of Excel and file managers
-        if path.suffix.lower() == ".xls":
-            raise file_error(path, "is an Excel file of the old format: save it as .xlsx")
-        if path.is_file() and not ending:
-            raise file_error(
-                path, f"is not a party's file: it must be {ENDINGS}, or a folder of pictures"
-            )
-        name = path.name if path.is_dir() else path.name[: -len(ending)]
-        check_name(name)
-        if name in paths:
-            raise UsageError(
-                f"Party {name!r} has two files, {paths[name].name} and {path.name}: keep one of"
-                " them."
-            )
-        paths[name] = path
+        with errors.collect():
+            name = _party_name(path)
+            if name in paths:
+                raise UsageError(
+                    f"Party {name!r} has two files, {paths[name].name} and {path.name}: keep one of"
+                    " them."
+                )
+            paths[name] = path
+    errors.check()
     if not paths:
         raise file_error(root, "is empty: put one file or folder per party into it")
     return paths
+
+
+def _party_name(path: Path) -> str:
+    """The name of the party that a file or folder belongs to."""
+    ending = file_ending(path)
+    if path.suffix.lower() == ".xls":
+        raise file_error(path, "is an Excel file of the old format: save it as .xlsx")
+    if path.is_file() and not ending:
+        raise file_error(
+            path, f"is not a party's file: it must be {ENDINGS}, or a folder of pictures"
+        )
+    name = path.name if path.is_dir() else path.name[: -len(ending)]
+    check_name(name)
+    return name
 
 
 def file_ending(path: Path) -> str:

@@ -33,12 +33,35 @@ def number_patients(identifiers: Sequence[str] | NDArray[Any]) -> Ints:
     return rank[inverse]
 
 
+def merge_units(patients: Ints | None, copies: Ints | None) -> Ints | None:
+    """The number of each sample's unit: samples of one patient, and copies of one row, are in one
+    unit. None if each sample is a unit.
+
+    Examples:
+        >>> merge_units(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])).tolist()
+        [0, 0, 0, 1]
+    """
+    if patients is None or copies is None:
+        return copies if patients is None else patients
+    numbers = np.arange(len(patients))
+    while True:
+        least = numbers
+        for grouping in (patients, copies):
+            of_group = np.full(int(grouping.max()) + 1, len(least))
+            np.minimum.at(of_group, grouping, least)
+            least = of_group[grouping]
+        if np.array_equal(least, numbers):
+            return number_patients(numbers)
+        numbers = least
+
+
 @dataclass(frozen=True, eq=False)
 class Units:
-    """What a partition assigns to parties: single samples, or patients with all their samples.
+    """What a partition assigns to parties: single samples, or samples that stay together.
 
-    A unit's number is a position in the dataset, or the number of a patient. If each patient has
-    one sample, both are the same.
+    Samples of a patient stay together, and copies of a row (`merge_units`); in the messages and
+    names below, such samples are those of one patient. A unit's number is a position in the
+    dataset, or the number of a patient. If each patient has one sample, both are the same.
     """
 
     patients: Ints | None
@@ -130,6 +153,6 @@ def check_undivided(party: str, patients: Ints, share: Share) -> None:
     )
     if np.isin(trained, np.union1d(validated, tested)).any() or np.isin(validated, tested).any():
         raise UsageError(
-            f"The split has samples of one patient of party {party!r} in two of training,"
-            " validation and test; make the split anew."
+            f"The split has samples of one patient, or copies of one row, of party {party!r} in two"
+            " of training, validation and test; make the split anew."
         )

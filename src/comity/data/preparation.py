@@ -10,7 +10,7 @@ import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,15 @@ IMPUTATION = (
 
 
 class Unusable(Exception):
-    """A table or schema cannot be used; the message is one sentence for the user."""
+    """A table or schema cannot be used; each argument is one sentence for the user."""
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.args))
+
+
+Conversion = float | tuple[float, float]
+"""How a number is converted to another unit: a factor, or a factor and what is added to the
+product."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Column:
     may_be_missing: bool = False
     """Whether values may be missing; a number or flag then gets an indicator feature."""
     unit: str = ""
+    """The unit of the numbers that models get."""
     also_missing: tuple[str, ...] = ()
     """Further texts that mark a missing value in this column, as 0 for a blood pressure."""
     also_called: tuple[str, ...] = ()
@@ -61,6 +70,12 @@ class Column:
     mean: float = 0.0
     std: float = 1.0
     """Constants for scaling, used if the schema's `scale` is `fixed`."""
+    convert: Mapping[str, Conversion] = field(default_factory=dict)
+    """Other units that files may have, and how their numbers become those of `unit`: {"mmol/l":
+    18.02} for glucose in mg/dl.
+    """
+    file_unit: str = ""
+    """The unit in the files, if it is not `unit`; a unit in a file's header precedes it."""
 
     @property
     def width(self) -> int:
@@ -74,6 +89,21 @@ class Column:
         Words need none: if the word is missing, all its one-hot features are 0.
         """
         return self.may_be_missing and self.kind != "words"
+
+
+@dataclass(frozen=True)
+class PartyNotation:
+    """What one party's files write in their own way: missing values and units.
+
+    Field names are keys of a party in `schema.json`.
+    """
+
+    missing: tuple[str, ...] = ()
+    """Texts that mark a missing value in every column of this party."""
+    also_missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By column: further texts that mark a missing value."""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """By column: the unit in this party's files."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +126,25 @@ class Schema:
     """Columns that are not used, with the reason."""
     label_also_called: tuple[str, ...] = ()
     label_also_written: Mapping[str, str] = field(default_factory=dict)
+    parties: Mapping[str, PartyNotation] = field(default_factory=dict)
+    """By party: what only its files write so. Empty if all parties write alike."""
+
+    def at(self, party: str) -> Schema:
+        """The schema for the files of one party, with its own missing values and units."""
+        notation = self.parties.get(party)
+        if notation is None:
+            return replace(self, parties={})
+        columns = tuple(
+            replace(
+                column,
+                also_missing=(*column.also_missing, *notation.also_missing.get(column.name, ())),
+                file_unit=notation.units.get(column.name, column.file_unit),
+            )
+            for column in self.columns
+        )
+        return replace(
+            self, columns=columns, missing=(*self.missing, *notation.missing), parties={}
+        )
 
     @property
     def indicator_columns(self) -> tuple[int, ...]:
@@ -146,7 +195,11 @@ class Schema:
             {k: v for k, v in asdict(column).items() if k in ("name", "kind") or v != defaults[k]}
             for column in self.columns
         ]
-        return content
+        parties = {
+            name: {key: value for key, value in notation.items() if value}
+            for name, notation in content.pop("parties").items()
+        }
+        return content | ({"parties": parties} if parties else {})
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Schema:
@@ -159,13 +212,15 @@ class Schema:
         if fields.pop("comity_schema") != FORMAT:
             raise ValueError("another version")
         fields.pop("filled", None)  # for human readers only
-        columns = tuple(
-            Column(**{k: _tuple(v) for k, v in column.items()}) for column in fields.pop("columns")
-        )
+        parties = {
+            name: PartyNotation(**{k: _tuples(v) for k, v in notation.items()})
+            for name, notation in fields.pop("parties", {}).items()
+        }
+        columns = tuple(_read_column(column, parties) for column in fields.pop("columns"))
         options: dict[str, Any] = {
             k: v if isinstance(v, dict) else _tuple(v) for k, v in fields.items()
         }
-        schema = Schema(columns, **options)
+        schema = Schema(columns, parties=parties, **options)
         _check_schema(schema)
         return schema
 
@@ -194,6 +249,22 @@ class Schema:
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _tuples(value: Any) -> Any:
+    """A list as a tuple, also inside a dict."""
+    return {k: _tuple(v) for k, v in value.items()} if isinstance(value, dict) else _tuple(value)
+
+
+def _read_column(content: Mapping[str, Any], parties: Mapping[str, PartyNotation]) -> Column:
+    """A column of a schema file.
+
+    A column with a code for missing values at any party may be missing, so that the code is all
+    that a user has to add.
+    """
+    column = Column(**{k: _tuples(v) for k, v in content.items()})
+    has_codes = any(column.name in notation.also_missing for notation in parties.values())
+    return replace(column, may_be_missing=True) if has_codes else column
 
 
 KINDS = ("number", "flag", "words", "")
@@ -225,6 +296,28 @@ def _check_schema(schema: Schema) -> None:
             raise ValueError(
                 f"mean and std of {column.name!r} must be numbers, and std more than 0"
             )
+        for unit in column.convert:
+            conversion(column, unit)
+    for name, notation in schema.parties.items():
+        _check_notation(name, notation, schema)
+
+
+def _check_notation(party: str, notation: PartyNotation, schema: Schema) -> None:
+    """Refuse what a schema says of one party, if a column or a unit is unknown."""
+    columns = {column.name: column for column in schema.columns}
+    codes = (notation.missing, *notation.also_missing.values())
+    if not all(
+        isinstance(texts, tuple) and all(isinstance(code, str) for code in texts) for texts in codes
+    ):
+        raise ValueError(f"the missing values of party {party!r} must be lists of text")
+    for column in (*notation.also_missing, *notation.units):
+        if column not in columns:
+            raise ValueError(f"party {party!r} has something of {column!r}, which is no column")
+    for column, unit in notation.units.items():
+        try:
+            conversion(columns[column], unit)
+        except Unusable as error:
+            raise ValueError(f"party {party!r} has {column!r} in {unit!r}, and {error}") from error
 
 
 # Cells.
@@ -272,18 +365,86 @@ def read_cells(column: Column, schema: Schema, cells: Cells) -> list[str]:
     ]
 
 
+def conversion(column: Column, unit: str) -> tuple[float, float]:
+    """The factor, and what is added to the product, that convert a unit to that of the column.
+
+    Raises:
+        Unusable: if the column does not say how; the message is the end of a sentence.
+        ValueError: if the column says it by something else than numbers.
+    """
+    if not unit or fold_case(unit) == fold_case(column.unit):
+        return 1.0, 0.0
+    known_units = {fold_case(name): rule for name, rule in column.convert.items()}
+    if fold_case(unit) not in known_units:
+        raise Unusable(
+            f"the column's unit is {column.unit!r}, but it has no factor for {unit!r} in"
+            f' "convert", as in "convert": {{"{unit}": 18.02}}'
+            if column.unit
+            else f'the column has no "unit" to which {unit!r} could be converted'
+        )
+    rule = known_units[fold_case(unit)]
+    numbers = rule if isinstance(rule, tuple) else (rule, 0.0)
+    is_valid = len(numbers) == 2 and all(
+        isinstance(number, int | float) and isfinite(number) for number in numbers
+    )
+    if not is_valid or not numbers[0]:
+        raise ValueError(
+            f"convert of {column.name!r} must have a factor for {unit!r}, or a factor and what is"
+            " added"
+        )
+    return float(numbers[0]), float(numbers[1])
+
+
+HEADER_UNIT = re.compile(r"(.*\S)\s*\[([^][]+)\]")
+
+
+def split_header(header: str) -> tuple[str, str]:
+    """The name and the unit of a header such as glucose [mmol/l]; "" if it has no unit."""
+    match = HEADER_UNIT.fullmatch(header)
+    return (match[1], match[2].strip()) if match else (header, "")
+
+
 def _join_words(words: Sequence[str]) -> str:
     """Join words for a message, shortened after `MOST_NAMED`."""
     rest = len(words) - MOST_NAMED
     return ", ".join(words[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def encode_numbers(column: Column, schema: Schema, cells: Cells, where: str) -> NDArray[np.float32]:
+def _list_cells(rows: Mapping[str, Sequence[int]]) -> str:
+    """Texts of cells with their first rows, for a message: 'abc' in row 3 (and 2 more rows)."""
+    return _join_words(
+        [
+            f"{text!r} in row {first}" + (f" (and {len(more)} more rows)" if more else "")
+            for text, (first, *more) in rows.items()
+        ]
+    )
+
+
+def _is_or_are(texts: Mapping[str, Any]) -> str:
+    return "is" if len(texts) == 1 else "are"
+
+
+def encode_numbers(
+    column: Column, schema: Schema, cells: Cells, where: str, unit: str = ""
+) -> NDArray[np.float32]:
     """Encode a column of numbers or flags; NaN where missing.
 
+    Args:
+        column: the column.
+        schema: its schema.
+        cells: the cells.
+        where: name of the table in messages.
+        unit: the unit that the table's header names.
+
     Raises:
-        Unusable: if a cell is not a number, or a flag is neither 0 nor 1.
+        Unusable: if a cell is not a number, a flag is neither 0 nor 1, or the unit is unknown.
     """
+    try:
+        factor, offset = conversion(column, unit or column.file_unit)
+    except Unusable as error:
+        raise Unusable(
+            f"The column {column.name!r} of {where} is in {unit or column.file_unit!r}: {error}."
+        ) from error
     numbers = np.full((len(cells), 1), np.nan, np.float64)
     if (
         isinstance(cells, np.ndarray)
@@ -292,21 +453,27 @@ def encode_numbers(column: Column, schema: Schema, cells: Cells, where: str) -> 
     ):
         numbers[:, 0] = cells
         cells = ()  # numbers already
+    problems: dict[str, list[int]] = {}
     for row, text in enumerate(read_cells(column, schema, cells)):
         if not text:
             continue
-        if not NUMBER.fullmatch(text) or not isfinite(value := float(text)):
-            raise Unusable(
-                f"The column {column.name!r} of {where} has {text!r} in row {row + 1}, which is not"
-                " a number: correct it, or leave it empty if it is not known."
+        is_number = NUMBER.fullmatch(text) and isfinite(float(text))
+        if not is_number or (column.kind == "flag" and float(text) not in (0.0, 1.0)):
+            problems.setdefault(text, []).append(row + 1)
+        else:
+            numbers[row] = float(text)
+    if problems:
+        is_flag = column.kind == "flag" and all(NUMBER.fullmatch(text) for text in problems)
+        raise Unusable(
+            f"The column {column.name!r} of {where} has {_list_cells(problems)}, "
+            + (
+                "but is 0 or 1 elsewhere."
+                if is_flag
+                else f"which {_is_or_are(problems)} not a number: correct it, or leave it empty if"
+                " it is not known."
             )
-        if column.kind == "flag" and value not in (0.0, 1.0):
-            raise Unusable(
-                f"The column {column.name!r} of {where} has {text!r} in row {row + 1}, but is 0 or"
-                " 1 elsewhere."
-            )
-        numbers[row] = value
-    return numbers.astype(np.float32)
+        )
+    return (numbers * factor + offset).astype(np.float32)
 
 
 def encode_words(
@@ -323,17 +490,17 @@ def encode_words(
     fold = fold_case if schema.merge_case else str
     positions = {fold(word): k for k, word in enumerate(column.words)}
     flags = np.zeros((len(cells), len(column.words)), np.float32)
-    unknown: dict[str, int] = {}
+    unknown: dict[str, list[int]] = {}
     for row, text in enumerate(read_cells(column, schema, cells)):
         if text and fold(text) not in positions:
-            unknown.setdefault(text, row + 1)
+            unknown.setdefault(text, []).append(row + 1)
         elif text:
             flags[row, positions[fold(text)]] = 1
     if unknown and not allow_unknown:
-        word, row = next(iter(unknown.items()))
         raise Unusable(
-            f"The column {column.name!r} of {where} has {word!r} in row {row}, which is not one of"
-            f" its words ({_join_words(column.words)}): correct it{hint}."
+            f"The column {column.name!r} of {where} has {_list_cells(unknown)}, which"
+            f" {_is_or_are(unknown)} not one of its words ({_join_words(column.words)}): correct"
+            f" it{hint}."
         )
     return flags, list(unknown)
 
@@ -364,6 +531,29 @@ def find_column(
             f" {column!r}: remove one of them."
         )
     return similar[0] if similar else None
+
+
+def find_header(table: Mapping[str, Any], column: Column, where: str) -> tuple[str, str] | None:
+    """The header of a column in a table and the unit in it, as in glucose [mmol/l]; None if the
+    table does not have the column.
+
+    Raises:
+        Unusable: if two columns of the table match.
+    """
+    header = find_column(table, column.name, column.also_called, where)
+    if header is None:
+        names = {fold_case(name) for name in (column.name, *column.also_called)}
+        similar = [name for name in table if fold_case(split_header(name)[0]) in names]
+        if len(similar) > 1:
+            raise Unusable(
+                f"{where} has the columns {similar[0]!r} and {similar[1]!r}, and either may be"
+                f" {column.name!r}: remove one of them."
+            )
+        if not similar:
+            return None
+        header = similar[0]
+    # Brackets in the column's own name are a part of it.
+    return header, "" if header == column.name else split_header(header)[1]
 
 
 @dataclass(frozen=True)
@@ -400,46 +590,69 @@ def encode(
         Unusable: if the table does not fit the schema. A column that may be missing may be absent
             altogether; any other column must be present.
     """
-    parts = []
-    warnings = []
+    parts: list[NDArray[np.float32]] = []
+    warnings: list[str] = []
+    problems: list[str] = []
     for column in schema.columns:
-        name = find_column(table, column.name, column.also_called, where)
-        if name is None and not column.may_be_missing:
+        try:
+            values, column_warnings = _encode_column(
+                column, schema, table, rows, where, allow_unknown, strict, hint
+            )
+        except Unusable as error:
+            problems += error.args
+            continue
+        parts.append(values)
+        warnings += column_warnings
+    if problems:
+        raise Unusable(*problems)
+    return Encoded(np.concatenate(parts, axis=1), tuple(warnings))
+
+
+def _encode_column(
+    column: Column,
+    schema: Schema,
+    table: Mapping[str, Cells],
+    rows: int,
+    where: str,
+    allow_unknown: bool,
+    strict: bool,
+    hint: str,
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Encode one column of a table; see `encode`."""
+    found = find_header(table, column, where)
+    if found is None:
+        if not column.may_be_missing:
             raise Unusable(
                 f"{where} has no column {column.name!r}{_other_names(column.also_called)}, which"
                 f" was never missing before; it has {_join_words(list(table))}."
             )
-        if name is None:
-            warnings.append(f"{where} has no column {column.name!r}: it is taken as missing.")
-            parts.append(
-                np.full((rows, column.width), np.nan if column.kind != "words" else 0, np.float32)
+        gap = np.nan if column.kind != "words" else 0
+        return np.full((rows, column.width), gap, np.float32), [
+            f"{where} has no column {column.name!r}: it is taken as missing."
+        ]
+    header, unit = found
+    warnings = []
+    if column.kind == "words":
+        values, unknown = encode_words(column, schema, table[header], where, allow_unknown, hint)
+        if unknown:
+            warnings.append(
+                f"The column {column.name!r} of {where} has unknown words, taken as missing:"
+                f" {_join_words(unknown)}."
             )
-            continue
-        if column.kind == "words":
-            values, unknown = encode_words(column, schema, table[name], where, allow_unknown, hint)
-            if unknown:
-                warnings.append(
-                    f"The column {column.name!r} of {where} has unknown words, taken as missing:"
-                    f" {_join_words(unknown)}."
-                )
-        else:
-            values = encode_numbers(column, schema, table[name], where)
-        if (
-            not column.may_be_missing
-            and (first_gap := _first_missing_row(column, values)) is not None
-        ):
-            problem = (
-                f"The column {column.name!r} of {where} is missing in row {first_gap + 1}, which it"
-                " never was before"
+    else:
+        values = encode_numbers(column, schema, table[header], where, unit)
+    first_gap = None if column.may_be_missing else _first_missing_row(column, values)
+    if first_gap is not None:
+        problem = (
+            f"The column {column.name!r} of {where} is missing in row {first_gap + 1}, which it"
+            " never was before"
+        )
+        if strict:
+            raise Unusable(
+                f"{problem}: fill it in, or let all parties agree on a schema in which it may be."
             )
-            if strict:
-                raise Unusable(
-                    f"{problem}: fill it in, or let all parties agree on a schema in which it may"
-                    " be."
-                )
-            warnings.append(f"{problem}: it is treated like other missing values.")
-        parts.append(values)
-    return Encoded(np.concatenate(parts, axis=1), tuple(warnings))
+        warnings.append(f"{problem}: it is treated like other missing values.")
+    return values, warnings
 
 
 def _other_names(names: Sequence[str]) -> str:

@@ -83,6 +83,8 @@ def save(dataset: Dataset, folder: Path, sources: Iterable[Path] = ()) -> None:
             arrays["cut_by"] = dataset.cut_by
         if dataset.patients is not None:
             arrays["patients"] = dataset.patients
+        if dataset.copies is not None:
+            arrays["copies"] = dataset.copies
         arrays |= {f"group-{k}": group.of for k, group in enumerate(dataset.groups.values())}
         for name, array in arrays.items():
             with create_file(temporary / f"{name}.npy") as file:
@@ -133,8 +135,9 @@ def read(folder: Path) -> Dataset:
         }
         official_test = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
         cut_by = np.array(arrays["cut_by"]) if "cut_by" in arrays else None
-        # An earlier version refuses a folder with patients: the fingerprint covers them.
+        # An earlier version refuses a folder with these: the fingerprint covers them.
         patients = np.array(arrays["patients"]) if "patients" in arrays else None
+        copies = np.array(arrays["copies"]) if "copies" in arrays else None
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value := description[key], list) else value
             for key, name in ATTRIBUTES.items()
@@ -151,6 +154,7 @@ def read(folder: Path) -> Dataset:
             schema=schema,
             cut_by=cut_by,
             patients=patients,
+            copies=copies,
             **fields,
         )
         unchanged = (description["fingerprint"], description["test"]) == (

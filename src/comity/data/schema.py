@@ -7,6 +7,7 @@ that import alone get the result of a pooled import.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,15 +23,21 @@ from comity.data.preparation import (
     NUMBER,
     Cells,
     Column,
+    Conversion,
     MissingValues,
+    PartyNotation,
     Schema,
     Unusable,
     cell_text,
+    conversion,
     find_column,
     fold_case,
     read_cells,
+    split_header,
 )
-from comity.errors import UsageError, quote, unknown
+from comity.data.table_checks import check_label_words, known_factor
+from comity.data.word_meanings import match_words
+from comity.errors import ErrorCollector, UsageError, quote, unknown
 from comity.text import join_names
 
 MOST_WORDS = 256
@@ -78,6 +85,14 @@ class ColumnOptions:
     """By column: other spellings, and the words that they stand for."""
     positive: str = ""
     """The positive class of sensitivity; it becomes the last class."""
+    also_missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By column: codes for missing values in this column only."""
+    convert: Mapping[str, Mapping[str, Conversion]] = field(default_factory=dict)
+    """By column: other units in files, and how their numbers are converted."""
+    parties: Mapping[str, PartyNotation] = field(default_factory=dict)
+    """By party: codes and units in its files only."""
+    keep_label_words: bool = False
+    """Whether label words that look like other parties' words are classes of their own."""
 
     def __post_init__(self) -> None:
         for name, kind in self.kinds.items():
@@ -85,6 +100,20 @@ class ColumnOptions:
                 raise unknown(f"kind (of {name}) called", kind, KINDS)
         if self.scale not in ("own", "shared", "none"):
             raise UsageError(f"scale must be own, shared or none, not {quote(self.scale)}.")
+
+    def at(self, party: str) -> ColumnOptions:
+        """The options for the files of one party, with its own codes and units."""
+        notation = self.parties.get(party, PartyNotation())
+        codes = dict(self.also_missing)
+        for column, texts in notation.also_missing.items():
+            codes[column] = (*codes.get(column, ()), *texts)
+        return replace(
+            self,
+            missing=(*self.missing, *notation.missing),
+            also_missing=codes,
+            units={**self.units, **notation.units},
+            parties={},
+        )
 
     def label_schema(self) -> Schema:
         """A schema that holds only the options about the label."""
@@ -97,6 +126,9 @@ class ColumnOptions:
             self.missing,
             label_also_called=other_names,
             label_also_written=spellings,
+            parties={
+                party: PartyNotation(notation.missing) for party, notation in self.parties.items()
+            },
         )
 
     def also_called(self, column: str) -> tuple[str, ...]:
@@ -107,11 +139,17 @@ class ColumnOptions:
 # One party's table
 
 
-def describe_table(table: Table, options: ColumnOptions) -> Schema:
+def describe_table(table: Table, options: ColumnOptions, errors: ErrorCollector) -> Schema:
     """The schema of one table by itself.
 
+    Args:
+        table: the table.
+        options: the options for this party's files (`ColumnOptions.at`).
+        errors: where errors about single columns are collected. The description is without these
+            columns.
+
     Raises:
-        UsageError: if the table lacks the label, or a column is ambiguous.
+        UsageError: if the table lacks the label, or its label or its names cannot be used.
     """
     where = str(table.path)
     names = _agreed_names(table, options)
@@ -123,23 +161,26 @@ def describe_table(table: Table, options: ColumnOptions) -> Schema:
     for agreed_name, name in names.items():
         if (
             agreed_name == label
-            or agreed_name in options.drop
-            or (options.columns and agreed_name not in options.columns)
+            or (options.drop and {agreed_name, name} & set(options.drop))
+            or (options.columns and not {agreed_name, name} & set(options.columns))
         ):
             continue
+        header_unit = "" if agreed_name == name else split_header(name)[1]
         column = Column(
             agreed_name,
             "",
-            unit=options.units.get(agreed_name, ""),
+            unit=header_unit or options.units.get(agreed_name, ""),
+            also_missing=options.also_missing.get(agreed_name, ()),
             also_called=options.also_called(agreed_name),
             also_written=options.words.get(agreed_name, {}),
         )
         texts = read_cells(column, Schema((), "", (), options.missing), table[name])
-        result = _describe_column(column, texts, options, where)
-        if isinstance(result, str):
-            left_out[agreed_name] = result
-        else:
-            columns.append(result)
+        with errors.collect():
+            result = _describe_column(column, texts, options, where)
+            if isinstance(result, str):
+                left_out[agreed_name] = result
+            else:
+                columns.append(result)
     schema = Schema(
         (), options.label, (), options.missing, bool(options.merge_case), options.scale, left_out
     )
@@ -158,12 +199,17 @@ def describe_table(table: Table, options: ColumnOptions) -> Schema:
 
 def _agreed_names(table: Table, options: ColumnOptions) -> dict[str, str]:
     """The agreed name of each column, and its name in the table."""
+    plain_names = [split_header(name)[0] for name in table.names]
     names: dict[str, str] = {}
     names_by_spelling: dict[str, str] = {}
-    for name in table.names:
+    for name, plain_name in zip(table.names, plain_names, strict=True):
+        # A unit in brackets is no part of a name, unless the rest names two columns.
+        is_unit = plain_names.count(plain_name) == 1 and fold_case(name) != fold_case(options.label)
         agreed_name = _agreed_name(name, options)
+        if agreed_name == name and is_unit:
+            agreed_name = _agreed_name(plain_name, options)
         if (other := names_by_spelling.setdefault(fold_case(agreed_name), name)) != name:
-            agreed_other = _agreed_name(other, options)
+            agreed_other = next(agreed for agreed, it in names.items() if it == other)
             raise UsageError(
                 f"{table.path} has the columns {other!r} and {name!r}, and either may be"
                 f" {agreed_other!r}: remove one."
@@ -211,8 +257,11 @@ def _describe_column(
         if reason := _reason_against_words(present):
             return reason
         kind = "words"
-    words = tuple(sorted(set(present))) if kind == "words" else ()
-    return replace(column, kind=kind, words=words, may_be_missing=has_gaps)
+    if kind == "words":  # brackets in a header may list words, as in sex [m/f]
+        words = tuple(sorted(set(present)))
+        unit = options.units.get(column.name, "")
+        return replace(column, kind=kind, words=words, may_be_missing=has_gaps, unit=unit)
+    return replace(column, kind=kind, may_be_missing=has_gaps)
 
 
 def _reason_against_numbers(name: str, texts: Sequence[str]) -> str:
@@ -315,8 +364,16 @@ EMPTY = "is empty at all parties"
 """Why a column without a value is left out."""
 
 
-def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Schema:
+def merge_schemas(
+    parties: Mapping[str, Schema], options: ColumnOptions, is_complete: bool = True
+) -> Schema:
     """Merge the parties' schemas into one.
+
+    Args:
+        parties: the parties' schemas.
+        options: the user's options for all parties.
+        is_complete: whether all parties and columns are there. If not, only contradictions between
+            those that are there are looked for.
 
     Raises:
         UsageError: if the schemas contradict each other.
@@ -345,35 +402,65 @@ def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Sche
             *(column.name for column in every_column),
         ]
     )
-    columns = [
-        _merge_column(name, parties, options)
-        for name in _distinct_names(order)
-        if name not in left_out
-    ]
+    errors = ErrorCollector()
+    columns: list[Column] = []
+    for name in _distinct_names(order):
+        if name not in left_out:
+            with errors.collect():
+                columns.append(_merge_column(name, parties, options))
     for column in columns:
         if not column.kind:
             left_out[column.name] = EMPTY
     left_out |= {name: why for name, why in empty.items() if name not in order}
-    _check_option_columns(options, {column.name for column in columns} | left_out.keys(), parties)
     used = tuple(column for column in columns if column.kind)
-    if not used:
+    classes: tuple[str, ...] = ()
+    with errors.collect():
+        classes = _merge_labels(parties, options)
+    is_complete = is_complete and not errors.sentences
+    if is_complete:
+        names = {column.name for column in columns} | left_out.keys()
+        with errors.collect():
+            _check_option_columns(options, names, parties)
+        with errors.collect():
+            classes = _with_positive_last(classes, options.positive)
+    if is_complete and not used:
         raise UsageError(
             f"There is no column but {model.label!r} that could be used{_reasons(left_out)}."
         )
-    label = f"The label {model.label!r}"
+    errors.check()
+    label_names = sorted(
+        {name for schema in parties.values() for name in (schema.label, *schema.label_also_called)}
+        - {options.label}
+    )
+    label_spellings = [schema.label_also_written for schema in parties.values()]
+    merged = Schema(
+        used,
+        options.label,
+        classes,
+        (),
+        bool(options.merge_case),
+        options.scale,
+        left_out,
+        tuple(label_names),
+        _merge_spellings(label_spellings, f"The label {model.label!r}"),
+    )
+    return _with_notations(merged, parties, options)
+
+
+def _merge_labels(parties: Mapping[str, Schema], options: ColumnOptions) -> tuple[str, ...]:
+    """All parties' classes; empty if the label is a number to predict."""
+    label = f"The label {next(iter(parties.values())).label!r}"
     class_words = {word for schema in parties.values() for word in schema.classes}
     if any(not schema.classes for schema in parties.values()):  # regression for all parties
         if word := next((word for word in sorted(class_words) if not NUMBER.fullmatch(word)), ""):
             raise UsageError(
                 f"{label} is a number at one party, but {quote(word)} at another: they must agree."
             )
-        class_words = set()
+        return ()
     numbered = {
-        name: all(word.isdecimal() for word in schema.classes)
-        for name, schema in parties.items()
-        if schema.classes
+        name: all(word.isdecimal() for word in schema.classes) for name, schema in parties.items()
     }
-    if len(set(numbered.values())) > 1 and class_words:
+    if len(set(numbered.values())) > 1:
         number, word = (
             next(name for name, is_so in numbered.items() if is_so is expected)
             for expected in (True, False)
@@ -381,28 +468,99 @@ def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Sche
         raise UsageError(
             f"{label} of party {number!r} is {join_names(parties[number].classes)} but that of"
             f" party {word!r} {join_names(parties[word].classes)}: they must agree; say which word"
-            f" a number stands for, as in --word '{model.label}:1=dead'."
+            f" a number stands for, as in --word '{options.label}:1=dead'."
         )
-    classes: tuple[str, ...] = ()
     words = _merge_case(class_words, options, label)
-    if class_words:
-        classes = _merge_classes(set(words), list(parties.values()), label)
-        classes = _with_positive_last(classes, options.positive)
-    label_names = sorted(
-        {name for schema in parties.values() for name in (schema.label, *schema.label_also_called)}
-        - {options.label}
+    if not options.keep_label_words:
+        # Words that differ in case only are no matter here: --merge-case or --keep-case decides.
+        spellings = {fold_case(word): word for word in words}
+        party_words = {
+            name: {spellings[fold_case(word)] for word in schema.classes}
+            for name, schema in parties.items()
+        }
+        check_label_words(options.label, party_words)
+    return _merge_classes(set(words), list(parties.values()), label)
+
+
+class _FileNotation(NamedTuple):
+    """How one party's files write missing values and units, by the folded names of columns."""
+
+    missing: tuple[str, ...]
+    also_missing: Mapping[str, tuple[str, ...]]
+    units: Mapping[str, str]
+
+
+def _file_notations(parties: Mapping[str, Schema]) -> dict[str, _FileNotation]:
+    """How each party's files write missing values and units.
+
+    A schema of several parties, which were merged before, stands for these parties.
+    """
+    notations = {}
+    for name, schema in parties.items():
+        for party in schema.parties or (name,):
+            own = schema.at(party)
+            notations[party] = _FileNotation(
+                own.missing,
+                {fold_case(column.name): column.also_missing for column in own.columns},
+                {fold_case(column.name): column.file_unit or column.unit for column in own.columns},
+            )
+    return notations
+
+
+def _with_notations(
+    schema: Schema, parties: Mapping[str, Schema], options: ColumnOptions
+) -> Schema:
+    """Add the codes for missing values that all parties have to a merged schema, and codes and
+    units that only some parties have to these parties.
+    """
+    notations = _file_notations(parties)
+    missing = _in_all([notation.missing for notation in notations.values()], options.missing)
+    columns = []
+    for column in schema.columns:
+        party_codes = [
+            notation.also_missing[fold_case(column.name)]
+            for notation in notations.values()
+            if fold_case(column.name) in notation.also_missing
+        ]
+        columns.append(replace(column, also_missing=_in_all(party_codes, ())))
+    own_notations = {
+        party: PartyNotation(
+            tuple(code for code in notation.missing if code not in missing),
+            {
+                column.name: codes
+                for column in columns
+                if (
+                    codes := tuple(
+                        code
+                        for code in notation.also_missing.get(fold_case(column.name), ())
+                        if code not in column.also_missing
+                    )
+                )
+            },
+            {
+                column.name: unit
+                for column in columns
+                if (unit := notation.units.get(fold_case(column.name), ""))
+                and column.kind == "number"
+                and fold_case(unit) != fold_case(column.unit)
+            },
+        )
+        for party, notation in notations.items()
+    }
+    # All parties are named if one is, so that a party that nobody knows of can be noticed.
+    differ = any(notation != PartyNotation() for notation in own_notations.values())
+    return replace(
+        schema,
+        columns=tuple(columns),
+        missing=missing,
+        parties=own_notations if differ else {},
     )
-    return Schema(
-        used,
-        options.label,
-        classes,
-        options.missing,
-        bool(options.merge_case),
-        options.scale,
-        left_out,
-        tuple(label_names),
-        _merge_spellings([schema.label_also_written for schema in parties.values()], label),
-    )
+
+
+def _in_all(codes: Sequence[tuple[str, ...]], others: tuple[str, ...]) -> tuple[str, ...]:
+    """The codes that all parties have, and others."""
+    shared = [code for code in codes[0] if all(code in texts for texts in codes)]
+    return tuple(dict.fromkeys((*shared, *others)))
 
 
 def _merge_classes(classes: set[str], parties: Sequence[Schema], label: str) -> tuple[str, ...]:
@@ -449,7 +607,8 @@ def apply_options(schema: Schema, options: ColumnOptions) -> Schema:
         name = _agreed_name(column.name, options)
         if name in options.drop or (options.columns and name not in options.columns):
             continue
-        unit = options.units.get(name, column.unit)
+        unit = column.unit or options.units.get(name, "")
+        codes = options.also_missing.get(name, ())
         other_names = (
             column.also_called if name == column.name else (*column.also_called, column.name)
         )
@@ -461,6 +620,8 @@ def apply_options(schema: Schema, options: ColumnOptions) -> Schema:
                 column,
                 name=name,
                 unit=unit,
+                also_missing=(*column.also_missing, *codes),
+                may_be_missing=column.may_be_missing or bool(codes),
                 also_called=other_names,
                 words=words,
                 also_written=spellings,
@@ -472,6 +633,7 @@ def apply_options(schema: Schema, options: ColumnOptions) -> Schema:
     return replace(
         schema,
         columns=tuple(columns),
+        missing=tuple(dict.fromkeys((*schema.missing, *options.missing))),
         label=label,
         classes=classes,
         label_also_written={**schema.label_also_written, **meanings},
@@ -491,7 +653,16 @@ def _check_option_columns(
 ) -> None:
     """Refuse options about a column that no party has."""
     all_names = sorted(names | set(options.drop))
-    for name in (*options.columns, *options.kinds, *options.units, *options.words):
+    for name in (
+        *options.columns,
+        *options.kinds,
+        *options.units,
+        *options.words,
+        *options.also_missing,
+        *options.convert,
+        *(name for notation in options.parties.values() for name in notation.also_missing),
+        *(name for notation in options.parties.values() for name in notation.units),
+    ):
         if name not in all_names and name != options.label:
             raise unknown("column called", name, all_names)
 
@@ -537,12 +708,7 @@ def _merge_column(name: str, parties: Mapping[str, Schema], options: ColumnOptio
             f"The column {name!r} has {len(words)} different words, but at most {MOST_WORDS}"
             f" are allowed: leave it out with --drop {name!r}, or convert it to numbers."
         )
-    units = sorted({entry.column.unit for entry in party_columns} - {""})
-    if len(units) > 1:
-        raise UsageError(
-            f"The column {name!r} has the unit {units[0]!r} at one party and {units[1]!r} at"
-            " another: they must agree."
-        )
+    unit, convert = _merge_units(name, party_columns, options)
     other_names = {
         other for entry in party_columns for other in (entry.column.name, *entry.column.also_called)
     } - {name}
@@ -552,12 +718,54 @@ def _merge_column(name: str, parties: Mapping[str, Schema], options: ColumnOptio
         tuple(sorted(words)),
         may_be_missing=len(party_columns) < len(parties)
         or any(entry.column.may_be_missing for entry in party_columns),
-        unit=units[0] if units else "",
+        unit=unit,
+        convert=convert,
         also_called=tuple(sorted(other_names)),
         also_written=_merge_spellings(
             [entry.column.also_written for entry in party_columns], f"The column {name!r}"
         ),
     )
+
+
+def _merge_units(
+    name: str, party_columns: Sequence[PartyColumn], options: ColumnOptions
+) -> tuple[str, dict[str, Conversion]]:
+    """The common unit of a column, and the conversions from the units of single parties to it.
+
+    Raises:
+        UsageError: if a party has another unit that cannot be converted.
+    """
+    convert: dict[str, Conversion] = {}
+    for rules in (*(entry.column.convert for entry in party_columns), options.convert.get(name)):
+        for other_unit, rule in (rules or {}).items():
+            if convert.setdefault(other_unit, rule) != rule:
+                raise UsageError(
+                    f"The column {name!r} converts {other_unit!r} by {convert[other_unit]} at one"
+                    f" party and by {rule} at another: they must agree."
+                )
+    units = {fold_case(entry.column.unit): entry for entry in party_columns if entry.column.unit}
+    convertible = {fold_case(other_unit) for other_unit in convert}
+    targets = [entry.column.unit for unit, entry in units.items() if unit not in convertible]
+    unit = options.units.get(name) or next(iter(targets), "")
+    if not unit and units:
+        raise UsageError(
+            f"The column {name!r} has a conversion for each of its units: say to which with"
+            f" --unit '{name}=...'."
+        )
+    column = Column(name, "number", unit=unit, convert=convert)
+    for entry in units.values():
+        try:
+            conversion(column, entry.column.unit)
+        except Unusable as error:
+            raise UsageError(
+                f"The column {name!r} is in {entry.column.unit!r} at party {entry.party!r} but in"
+                f" {unit!r} at others: say by what its numbers are multiplied, as in --unit"
+                f" '{name}={unit}' --convert '{name}:{entry.column.unit}="
+                f"{known_factor(name, entry.column.unit, unit)}'."
+            ) from error
+        except ValueError as error:
+            raise UsageError(f"{str(error)[0].upper()}{str(error)[1:]}.") from error
+    return unit, convert
 
 
 def _merge_spellings(parties: Sequence[Mapping[str, str]], where: str) -> dict[str, str]:
@@ -609,6 +817,20 @@ def find_label(table: Table, schema: Schema) -> str | None:
         raise UsageError(str(error)) from error
 
 
+def check_labelled(schema: Schema, table: Table) -> None:
+    """Refuse a table with rows without a label."""
+    name = find_label(table, schema)
+    if name is None:
+        raise _missing_label_error(schema.label, table)
+    empty = [row + 1 for row, text in enumerate(label_texts(table[name], schema)) if not text]
+    if empty:
+        more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        raise UsageError(
+            f"{table.path} has no label in row {empty[0]}{more} of {name!r}: fill it in, or say"
+            " --skip-unlabelled."
+        )
+
+
 def encode_labels(schema: Schema, table: Table) -> NDArray[Any]:
     """Each row's class number or, if the schema has no classes, the number to predict.
 
@@ -619,15 +841,12 @@ def encode_labels(schema: Schema, table: Table) -> NDArray[Any]:
     name = find_label(table, schema)
     if name is None:
         raise _missing_label_error(schema.label, table)
+    check_labelled(schema, table)
     fold = fold_case if schema.merge_case else str
     numbers = {fold(word): k for k, word in enumerate(schema.classes)}
     labels = np.empty(len(table), np.int64 if numbers else np.float64)
+    unknown_rows: dict[str, int] = {}
     for row, text in enumerate(label_texts(table[name], schema)):
-        if not text:
-            raise UsageError(
-                f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say"
-                " --skip-unlabelled."
-            )
         if not numbers:
             if not NUMBER.fullmatch(text) or not isfinite(float(text)):
                 raise UsageError(
@@ -635,11 +854,18 @@ def encode_labels(schema: Schema, table: Table) -> NDArray[Any]:
                     " not a number."
                 )
             labels[row] = float(text)
-            continue
-        if fold(text) not in numbers:
-            raise UsageError(
-                f"{where} has the label {quote(text)} in row {row + 1}, which is not one of"
-                f" {join_names(schema.classes)}."
-            )
-        labels[row] = numbers[fold(text)]
+        elif fold(text) in numbers:
+            labels[row] = numbers[fold(text)]
+        else:
+            unknown_rows.setdefault(text, row + 1)
+    if unknown_rows:
+        word, row = next(iter(unknown_rows.items()))
+        others = [quote(other) for other in unknown_rows if other != word]
+        mapping = match_words(unknown_rows.keys(), set(schema.classes), schema.label)
+        hint = f', or write "label_also_written": {json.dumps(mapping)} in the schema'
+        raise UsageError(
+            f"{where} has the label {quote(word)} in row {row}{' and ' * bool(others)}"
+            f"{join_names(others)}, which is not one of {join_names(schema.classes)}: correct"
+            f" it{hint if mapping else ''}."
+        )
     return labels

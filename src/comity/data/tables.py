@@ -12,21 +12,31 @@ from numpy.typing import NDArray
 
 from comity.base.samples import Ints
 from comity.data.formats import Table, read_csv, read_parquet, read_xlsx
-from comity.data.inspection import missing_by_column, outlier_warnings
+from comity.data.inspection import missing_by_column
 from comity.data.party_files import TABLES, common_kind, file_ending, find_party_files
 from comity.data.patients import number_patients
-from comity.data.preparation import Column, Schema, Unusable, encode, find_column, read_cells
+from comity.data.preparation import (
+    Column,
+    Schema,
+    Unusable,
+    encode,
+    find_column,
+    read_cells,
+    split_header,
+)
 from comity.data.schema import (
     ColumnOptions,
     apply_options,
     check_known_columns,
+    check_labelled,
     describe_table,
     encode_labels,
     find_label,
     label_texts,
     merge_schemas,
 )
-from comity.errors import UsageError
+from comity.data.table_checks import PartyRows, check_tables, described_word_warnings
+from comity.errors import ErrorCollector, UsageError, UsageErrors, unknown
 from comity.text import join_names
 
 
@@ -38,9 +48,21 @@ def read_schema(path: Path) -> Schema:
         raise UsageError(str(error)) from error
 
 
-def agreed_schema(
+class CommonSchema(NamedTuple):
+    """The common schema of parties, and warnings about what their descriptions show."""
+
+    schema: Schema
+    warnings: list[str]
+
+
+def agreed_schema(sources: Sequence[Path], **options: Any) -> Schema:
+    """The schema of `common_schema`, without warnings."""
+    return common_schema(sources, **options).schema
+
+
+def common_schema(
     sources: Sequence[Path], *, skip_unlabelled: bool = False, **column_options: Any
-) -> Schema:
+) -> CommonSchema:
     """The common schema of parties' tables and of schemas that parties have made of their tables.
 
     Args:
@@ -64,20 +86,59 @@ def agreed_schema(
     options = _inherit_options(ColumnOptions(**column_options), parties, column_options)
     if files and common_kind(files) != TABLES:
         raise UsageError("A schema is for tables: arrays and pictures need none.")
-    tables = read_tables(files)
+    errors = ErrorCollector()
+    tables = read_tables(files, errors)
     if skip_unlabelled:
-        tables = drop_unlabelled(tables, options.label_schema()).tables
-    if len(parties) + len(tables) > 1:
-        check_known_columns(
-            options,
-            _column_names(parties.values())
-            | {name for table in tables.values() for name in table.names},
-        )
-    descriptions = {name: apply_options(schema, options) for name, schema in parties.items()}
-    return merge_schemas(
-        descriptions | {name: describe_table(table, options) for name, table in tables.items()},
-        options,
-    )
+        tables = drop_unlabelled(tables, options.label_schema(), errors).tables
+    if len(parties) + len(files) > 1 and not errors.sentences:
+        with errors.collect():
+            check_known_columns(options, _column_names(parties.values()) | _headers(tables))
+        _check_known_parties(options, {*parties, *files})
+    descriptions: dict[str, Schema] = {}
+    for name, schema in parties.items():
+        with errors.collect():
+            descriptions[name] = apply_options(schema, options.at(name))
+    descriptions |= _describe_tables(tables, options, errors)
+    schema = _merge_descriptions(descriptions, options, errors)
+    return CommonSchema(schema, described_word_warnings(descriptions))
+
+
+def _headers(tables: Mapping[str, Table]) -> set[str]:
+    """All names of columns in tables, with and without the units in brackets."""
+    headers = {name for table in tables.values() for name in table.names}
+    return headers | {split_header(name)[0] for name in headers}
+
+
+def _check_known_parties(options: ColumnOptions, parties: Iterable[str]) -> None:
+    """Refuse options about a party that is not there."""
+    names = sorted(parties)
+    for party in options.parties:
+        if party not in names:
+            raise unknown("party called", party, names)
+
+
+def _describe_tables(
+    tables: Mapping[str, Table], options: ColumnOptions, errors: ErrorCollector
+) -> dict[str, Schema]:
+    """The descriptions of all tables that can be described."""
+    descriptions = {}
+    for name, table in tables.items():
+        with errors.collect():
+            descriptions[name] = describe_table(table, options.at(name), errors)
+    return descriptions
+
+
+def _merge_descriptions(
+    descriptions: Mapping[str, Schema], options: ColumnOptions, errors: ErrorCollector
+) -> Schema:
+    """Merge the descriptions, and raise all errors so far together with those of merging."""
+    if descriptions:
+        with errors.collect():
+            schema = merge_schemas(descriptions, options, is_complete=not errors.sentences)
+            if not errors.sentences:
+                return schema
+    errors.check()
+    raise AssertionError("without a schema there is an error")
 
 
 def _column_names(schemas: Iterable[Schema]) -> set[str]:
@@ -93,7 +154,7 @@ def _inherit_options(
     options: ColumnOptions, parties: Mapping[str, Schema], given_options: Mapping[str, Any]
 ) -> ColumnOptions:
     """Take options that all schemas share from them, if the user has not given these options."""
-    for name in ("missing", "merge_case", "scale"):
+    for name in ("merge_case", "scale"):
         values = {getattr(schema, name) for schema in parties.values()}
         if name not in given_options and len(values) == 1 and values != {False}:
             options = replace(options, **{name: values.pop()})
@@ -107,9 +168,13 @@ def _inherit_options(
 READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
 
 
-def read_tables(paths: Mapping[str, Path]) -> dict[str, Table]:
-    """Read the parties' tables."""
-    return {name: READERS.get(file_ending(path), _read_csv)(path) for name, path in paths.items()}
+def read_tables(paths: Mapping[str, Path], errors: ErrorCollector) -> dict[str, Table]:
+    """Read the parties' tables; those that cannot be read are left out."""
+    tables = {}
+    for name, path in paths.items():
+        with errors.collect():
+            tables[name] = READERS.get(file_ending(path), _read_csv)(path)
+    return tables
 
 
 def _read_csv(path: Path) -> Table:
@@ -123,13 +188,18 @@ class LabelledTables(NamedTuple):
     warnings: list[str]
 
 
-def drop_unlabelled(tables: Mapping[str, Table], label_schema: Schema) -> LabelledTables:
+def drop_unlabelled(
+    tables: Mapping[str, Table], label_schema: Schema, errors: ErrorCollector
+) -> LabelledTables:
     """Leave out rows without a label; `label_schema` gives its name and missing values."""
-    labelled = {name: _drop_unlabelled_rows(table, label_schema) for name, table in tables.items()}
+    labelled = {}
+    for name, table in tables.items():
+        with errors.collect():
+            labelled[name] = _drop_unlabelled_rows(table, label_schema.at(name))
     dropped = {
-        name: len(table) - len(labelled[name])
-        for name, table in tables.items()
-        if len(labelled[name]) < len(table)
+        name: len(tables[name]) - len(table)
+        for name, table in labelled.items()
+        if len(table) < len(tables[name])
     }
     counts = ", ".join(f"{name} {count}" for name, count in dropped.items())
     return LabelledTables(
@@ -158,57 +228,73 @@ class PatientTables(NamedTuple):
 
 
 def take_patients(
-    tables: Mapping[str, Table], column: str, missing: tuple[str, ...]
+    tables: Mapping[str, Table], column: str, codes: Schema, errors: ErrorCollector
 ) -> PatientTables:
     """Take the column that identifies patients out of all tables.
 
     Args:
         tables: the parties' tables.
         column: the name of the column.
-        missing: codes of missing values.
-
-    Raises:
-        UsageError: if a table does not have the column, or a row names no patient.
+        codes: a schema with the parties' codes of missing values.
+        errors: where errors are collected: a table does not have the column, or a row names no
+            patient. Such a table is left out.
     """
     others: dict[str, Table] = {}
     patients: dict[str, Ints] = {}
     for party, table in tables.items():
-        columns = dict(zip(table.names, table.columns, strict=True))
-        try:
-            name = find_column(columns, column, (), str(table.path))
-        except Unusable as error:
-            raise UsageError(str(error)) from error
-        if name is None:
-            raise UsageError(
-                f"{table.path} has no column {column!r} that identifies patients; it has"
-                f" {join_names(table.names)}."
-            )
-        texts = read_cells(Column(name, "words"), Schema((), "", (), missing), columns[name])
-        if "" in texts:
-            raise UsageError(
-                f"{table.path} has no {name!r} in row {texts.index('') + 1}: each row needs the"
-                " identifier of its patient."
-            )
-        patients[party] = number_patients(texts)
-        other_places = [place for place, other in enumerate(table.names) if other != name]
-        others[party] = Table(
-            table.path,
-            [table.names[k] for k in other_places],
-            [table.columns[k] for k in other_places],
-        )
+        with errors.collect():
+            others[party], patients[party] = _take_patients(table, column, codes.at(party))
     return PatientTables(others, patients)
 
 
-def infer_schema(tables: Mapping[str, Table], options: ColumnOptions) -> Schema:
+def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Ints]:
+    """Take the column that identifies patients out of one table."""
+    columns = dict(zip(table.names, table.columns, strict=True))
+    try:
+        name = find_column(columns, column, (), str(table.path))
+    except Unusable as error:
+        raise UsageError(str(error)) from error
+    if name is None:
+        raise UsageError(
+            f"{table.path} has no column {column!r} that identifies patients; it has"
+            f" {join_names(table.names)}."
+        )
+    texts = read_cells(Column(name, "words"), codes, columns[name])
+    if "" in texts:
+        raise UsageError(
+            f"{table.path} has no {name!r} in row {texts.index('') + 1}: each row needs the"
+            " identifier of its patient."
+        )
+    other_places = [place for place, other in enumerate(table.names) if other != name]
+    others = Table(
+        table.path,
+        [table.names[k] for k in other_places],
+        [table.columns[k] for k in other_places],
+    )
+    return others, number_patients(texts)
+
+
+def infer_schema(
+    tables: Mapping[str, Table], options: ColumnOptions, errors: ErrorCollector
+) -> Schema:
     """Infer a schema: each table is described by itself, then the descriptions are merged.
 
     The result is the same as that of parties that describe their tables alone.
+
+    Raises:
+        UsageError: all errors that were collected before, and those of the tables.
     """
-    if len(tables) > 1:  # a single party may get options about other parties' columns
-        check_known_columns(options, {name for table in tables.values() for name in table.names})
-    return merge_schemas(
-        {name: describe_table(table, options) for name, table in tables.items()}, options
-    )
+    # A single party may get options about other parties' columns.
+    if len(tables) > 1 and not errors.sentences:
+        with errors.collect():
+            check_known_columns(options, _headers(tables))
+        with errors.collect():
+            _check_known_parties(options, tables)
+    descriptions = _describe_tables(tables, options, errors)
+    for name in descriptions:
+        with errors.collect():
+            check_labelled(options.label_schema().at(name), tables[name])
+    return _merge_descriptions(descriptions, options, errors)
 
 
 class EncodedTables(NamedTuple):
@@ -219,21 +305,72 @@ class EncodedTables(NamedTuple):
     warnings: list[str]
 
 
-def encode_tables(schema: Schema, tables: Mapping[str, Table], strict: bool) -> EncodedTables:
+def encode_tables(
+    schema: Schema,
+    tables: Mapping[str, Table],
+    strict: bool,
+    errors: ErrorCollector,
+    checks: bool = True,
+) -> EncodedTables:
     """Encode all parties' rows by a schema.
 
-    With `strict` (for a schema that was agreed on before), values that the schema does not allow
-    are refused.
+    Args:
+        schema: the common schema.
+        tables: the parties' tables.
+        strict: refuse values that the schema does not allow, because it was agreed on before.
+        errors: errors that were collected before.
+        checks: look for faults in the tables.
+
+    Raises:
+        UsageError: all errors that were collected before, and those of the tables.
     """
     x, y = {}, {}
     for name, table in tables.items():
-        columns = dict(zip(table.names, table.columns, strict=True))
-        try:
-            encoded = encode(schema, columns, len(table), str(table.path), strict=strict)
-        except Unusable as error:
-            raise UsageError(str(error)) from error
-        x[name], y[name] = encoded.x, encode_labels(schema, table)
-    return EncodedTables(x, y, [*_missing_value_warnings(schema, x), *outlier_warnings(schema, x)])
+        with errors.collect():
+            x[name] = _encode_rows(schema.at(name), table, strict)
+        with errors.collect():
+            y[name] = encode_labels(schema.at(name), table)
+    errors.check()
+    warnings = [*_missing_value_warnings(schema, x), *_notation_warnings(schema, tables)]
+    if not checks:
+        return EncodedTables(x, y, warnings)
+    parties = {name: PartyRows(x[name], y[name]) for name in tables}
+    in_files = None
+    if any(column.convert for column in schema.columns):
+        unconverted = _without_conversions(schema)
+        in_files = {
+            name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name])
+            for name, table in tables.items()
+        }
+    return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)])
+
+
+def _encode_rows(schema: Schema, table: Table, strict: bool) -> NDArray[np.float32]:
+    """Encode the rows of one table."""
+    columns = dict(zip(table.names, table.columns, strict=True))
+    try:
+        return encode(schema, columns, len(table), str(table.path), strict=strict).x
+    except Unusable as error:
+        raise UsageErrors(error.args) from error
+
+
+def _without_conversions(schema: Schema) -> Schema:
+    """The schema with factors of 1, so that numbers stay those of the files."""
+    columns = [
+        replace(column, convert=dict.fromkeys(column.convert, 1.0)) for column in schema.columns
+    ]
+    return replace(schema, columns=tuple(columns))
+
+
+def _notation_warnings(schema: Schema, parties: Iterable[str]) -> list[str]:
+    """A warning if a schema has codes and units of parties, but not of one that is imported."""
+    absent = [name for name in parties if schema.parties and name not in schema.parties]
+    if not absent:
+        return []
+    return [
+        f"the schema has missing values and units of {join_names(schema.parties)} only: if"
+        f" {join_names(absent)} is one of them, give its file that name."
+    ]
 
 
 OWN_MEANS = "the mean of the party's own training samples"

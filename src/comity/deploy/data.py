@@ -33,6 +33,7 @@ def import_site_data(
     schema: Path | None,
     classes: int | None = None,
     group: str | None = None,
+    party: str | None = None,
 ) -> Dataset:
     """Import a site's file, or its folder of pictures, and save the dataset.
 
@@ -42,8 +43,12 @@ def import_site_data(
         schema: the file of the common schema, for tables
         classes: the number of classes, for arrays
         group: the column or array that identifies patients, if there is one
+        party: the site's name, under which the schema has its missing values and units. Default:
+            the name of the file
     """
     files = find_party_files(source) if source.is_file() else {source.name: source}
+    if party is not None:
+        files = dict.fromkeys((party,), next(iter(files.values())))
     dataset = read_federation(
         files,
         source.name,

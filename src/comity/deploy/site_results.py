@@ -50,7 +50,7 @@ class AtSite(Result):
         site = self.run.restore_site(version)
         data = self.run.federation
         names = data.class_names or tuple(map(str, range(data.classes)))
-        inputs = Inputs(data.shape, data.preprocess.for_party(party), data.schema)
+        inputs = Inputs(data.shape, data.preprocess.for_party(party), data.schema_at(party))
         return Deployed(*site.deployed(Message(content, version)), inputs, names)
 
     def state(self, party: str) -> object:

@@ -193,7 +193,8 @@ class Result:
 
     def _inputs(self, party: str) -> Inputs:
         federation = self.job.federation
-        return Inputs(federation.shape, federation.preprocess.for_party(party), federation.schema)
+        preprocess = federation.preprocess.for_party(party)
+        return Inputs(federation.shape, preprocess, federation.schema_at(party))
 
     def _class_names(self, party: str) -> tuple[str, ...]:
         """The party's names of the classes. With a concept shift, parties have different ones."""

@@ -113,8 +113,9 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     mark(out, text, code_in(settings["algorithm"], [settings["model"]]))
     write_atomically(out / WEIGHTS, weights)
     write_atomically(out / SETTINGS, text)
-    if federation.schema:
-        write_atomically(out / "schema.json", federation.schema.to_text())
+    schema = federation.schema_at(party)
+    if schema:
+        write_atomically(out / "schema.json", schema.to_text())
     for script in WHAT_PREDICTS:
         text = script.read_text(encoding="utf-8").replace(
             "from comity.data.preparation import", "from preparation import"
@@ -124,7 +125,7 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     export_warnings = _write_networks(
         ExportedNetwork(merged), torch.zeros(2, *federation.shape), out
     )
-    card = _card(settings, federation.schema, {p.name for p in out.iterdir()})
+    card = _card(settings, schema, {p.name for p in out.iterdir()})
     write_atomically(out / CARD, card)
     return export_warnings
 
