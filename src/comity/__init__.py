@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from comity.auditing.audit import audit
-    from comity.calls import compare, leave_one_out, run, tune
+    from comity.calls import compare, leave_one_out, profile, run, tune
     from comity.data import Dataset, Federation, load
     from comity.errors import ComityError, UsageError
     from comity.metrics.custom_metrics import metric
@@ -47,6 +47,7 @@ __all__ = [
     "load",
     "metric",
     "open",
+    "profile",
     "report",
     "run",
     "tune",
@@ -69,6 +70,7 @@ _MODULES = {
     "load": "comity.data",
     "metric": "comity.metrics.custom_metrics",
     "open": "comity.reading",
+    "profile": "comity.calls",
     "report": "comity.reading",
     "run": "comity.calls",
     "tune": "comity.calls",

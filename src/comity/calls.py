@@ -1,4 +1,5 @@
-"""The calls that run experiments: `comity.run`, `compare`, `tune` and `leave_one_out`.
+"""The calls that run experiments: `comity.run`, `compare`, `tune` and `leave_one_out`; and
+`comity.profile`, which looks at the data.
 
 `run` has a keyword for each setting of `comity.runs.config.Experiment`, with its type and default.
 The other calls take the same settings as keywords of the type `Settings`. A test checks that the
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypedDict, Unpack
 
-from comity.data import Federation
+from comity.data import Dataset, Federation
+from comity.data.profiles import Profile, Protection, profile_data
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
@@ -615,3 +617,43 @@ def _check_grid(
                 f"{name} is fixed by the federation: leave out the federation, or {name}."
             )
     return {name: list(values) for name, values in grid.items()}
+
+
+def profile(
+    data: Dataset,
+    federation: Federation | None = None,
+    *,
+    out: str | Path | None = None,
+    records: int = 0,
+    rounding: int = 1,
+) -> Profile:
+    """Show the columns of all parties side by side: `comity.profile(comity.load("heart"))`.
+
+    Args:
+        data: the dataset
+        federation: the parties, made of this dataset; default: `data.partition("auto")`
+        out: folder for profile.html and profile.json; default: nothing is written
+        records: withhold counts below this number, as a site would
+        rounding: round counts to multiples of this number
+
+    Returns:
+        The profile: `parties`, `to_pandas()` and `save(path)`.
+
+    Raises:
+        UsageError: the federation is made of other data.
+
+    Examples:
+        >>> import comity
+        >>> profile = comity.profile(comity.load("heart"))
+        >>> profile.parties["cleveland"].columns["sex"].counts
+        {'female': 97, 'male': 206}
+    """
+    parties = data.partition("auto") if federation is None else federation
+    if parties.split.fingerprint != data.fingerprint():
+        raise UsageError(f"The federation was made of other data than {data.name!r}.")
+    result = profile_data(parties, data, Protection(records, rounding))
+    if out is not None:
+        from comity.reporting.profile_page import write_profile
+
+        write_profile(result, Path(out))
+    return result

@@ -164,6 +164,7 @@ COMMANDS = _by_synonym(
         "data import": "import load",
         "data inspect": "inspect stats",
         "data prepare": "download prepare",
+        "data profile": "profile statistics histogram histograms quantiles",
         "data split": "deal split",
     }
 )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from comity.cli import profile as _profile  # noqa: F401 - adds `comity data profile`
 from comity.cli.options import Settings, data_app, print_warning, with_experiment, with_options
 from comity.errors import UsageError
 from comity.runs.config import experiment

@@ -22,6 +22,7 @@ from comity.deploy.policy import SitePolicy
 from comity.deploy.session import RequestAuthenticator
 from comity.deploy.site_calls import SiteCalls
 from comity.deploy.site_evaluation import SiteEvaluation
+from comity.deploy.site_profile import SiteProfiles, check_profile_order
 from comity.deploy.site_run import SiteRun
 from comity.errors import ComityError, UsageError
 from comity.safe_files import open_to_append
@@ -127,6 +128,8 @@ class RequestHandler:
     def _dispatch(self, head: Any, body: bytes, policy: SitePolicy) -> bytes:
         if isinstance(head, messages.Introduce):
             return self._introduce(head, policy)
+        if isinstance(head, messages.AskRanges | messages.AskProfile):
+            return self._profile(head, policy)
         run = self._current_run(head, policy)
         match head:
             case messages.Begin():
@@ -167,6 +170,22 @@ class RequestHandler:
             self._authenticator.begin(self._run.name, self._run.key)
         self.log(f"accepted: {self._run.describe()}")
         return pack(self._run.introduced)
+
+    def _profile(self, head: messages.AskRanges | messages.AskProfile, policy: SitePolicy) -> bytes:
+        """Answer a request for a profile of the data, and log what leaves."""
+        if self._order is not None:
+            check_profile_order(self._order, head.run)
+        profiles = SiteProfiles(self._folder, policy, self._submitter)
+        if isinstance(head, messages.AskRanges):
+            self.log(f"{self._submitter} asks for a profile of the data")
+            reply, what = pack(profiles.ranges(head)), "the ranges of its columns leave"
+        else:
+            body = profiles.profile(head).encode()
+            reply, what = pack(messages.Profiled(), body), "a profile of the data leaves"
+        policy.check_leaving(reply)
+        profiles.charge_sent(len(reply))
+        self.log(f"{what}, {size(len(reply))}")
+        return reply
 
     def _answer_call(self, run: SiteRun, head: Call, body: bytes, policy: SitePolicy) -> bytes:
         """Answer a request for a call, and log what was done and how much leaves."""

@@ -134,7 +134,7 @@ class SubmittedJob:
         if not self.folder.is_finished or self._failed_endings():
             with Jobs.at(self.federation / LEAD) as jobs:
                 self._abort_last_job(jobs)
-                self._wait_for_sites(jobs)
+                self.wait_for_sites(jobs)
                 self.folder.summary.unlink(missing_ok=True)  # the server writes it at the end
                 self._run_jobs(jobs, out, follow)
         follow(self.folder)
@@ -169,7 +169,7 @@ class SubmittedJob:
             with suppress(ComityError):
                 jobs.abort(self.job)
 
-    def _wait_for_sites(self, jobs: Jobs) -> None:
+    def wait_for_sites(self, jobs: Jobs) -> None:
         """Wait for the sites of the run: those of the first job or, before that, for any site."""
         end = time.monotonic() + self.wait
         while not (connected := set(jobs.sites())).issuperset(self.sites) or not connected:

@@ -138,6 +138,27 @@ class End:
     finished: bool
 
 
+@record
+class AskRanges:
+    """Asks for the range of each column of numbers: the first step of a profile of the data."""
+
+    run: str
+    """The name of the job."""
+    comity: str
+    schema: str
+    """A digest of the common schema."""
+
+
+@record
+class AskProfile:
+    """Asks for the profile of the site's data, with histograms over these ranges."""
+
+    run: str
+    comity: str
+    schema: str
+    ranges: dict[str, list[float]]
+
+
 # Replies of a site.
 
 
@@ -192,6 +213,18 @@ class Prepared:
 
 
 @record
+class Ranges:
+    """The range of each column of numbers of which the site tells one."""
+
+    ranges: dict[str, list[float]]
+
+
+@record
+class Profiled:
+    """The profile of the site's data; the body is JSON."""
+
+
+@record
 class Done:
     """Tells that a request was carried out."""
 
@@ -217,9 +250,13 @@ REQUESTS = frozenset(
         EvaluateAlone,
         Committed,
         End,
+        AskRanges,
+        AskProfile,
     )
 )
-REPLIES = frozenset((Introduced, PartyInfo, SignedKey, Answered, Prepared, Done, Failed))
+REPLIES = frozenset(
+    (Introduced, PartyInfo, SignedKey, Answered, Prepared, Ranges, Profiled, Done, Failed)
+)
 
 
 def pack(head: Any, body: bytes = b"") -> bytes:
@@ -253,7 +290,7 @@ def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, byte
 
 
 def reply_body(packed: bytes) -> bytes:
-    """The body of a reply that this site has packed itself."""
+    """The body of a reply, whatever its size: one that was packed here, or whose head was read."""
     return unpack(packed, REPLIES, len(packed))[1]
 
 

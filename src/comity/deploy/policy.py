@@ -106,6 +106,15 @@ digits = 3
 # Allow per-sample test outcomes to leave the site.
 outcomes = false
 
+# Profiles (comity data profile): how many different ones of the same data may leave. 0 refuses
+# them. A profile has the number of rows and, for each column and the label, the share of missing
+# values, and the counts of its words or of a histogram. Counts below `records` are withheld, and
+# all others are rounded to multiples of profile_rounding. With a number as profile_epsilon, noise
+# is added to all counts, and the privacy loss is charged to the budget.
+profiles = 0
+profile_rounding = 5
+profile_epsilon = inf
+
 # Secure aggregation (experimental), by which the server learns the mean of the sites' replies and
 # no single reply. "allowed": if a run asks for it. "required": replies leave in no other way, and
 # methods that do more than average replies are refused. "never": runs that ask for it are refused.
@@ -156,6 +165,9 @@ class SitePolicy:
     evaluations: int = 1100
     digits: int = 3
     outcomes: bool = False
+    profiles: int = 0
+    profile_rounding: int = 5
+    profile_epsilon: float = field(default=math.inf)
     secure_aggregation: str = "allowed"
     threshold: float = 0.5
     colluders: int = 1
@@ -192,11 +204,7 @@ class SitePolicy:
         This comes before anything else, because a setting that names a Python file would run that
         file as soon as it is resolved.
         """
-        if not any(fnmatchcase(submitter, pattern) for pattern in self.submitters):
-            raise UsageError(
-                f"{self.name} does not accept runs submitted by {quote(submitter, 100)}"
-                " (submitters)."
-            )
+        self.check_submitter(submitter)
         party_models = [party.model or "" for party in experiment.party.values()]
         names = (experiment.algorithm, experiment.model, experiment.metric, *party_models)
         for text in names:
@@ -215,6 +223,29 @@ class SitePolicy:
                     f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base"
                     " can be a seed only."
                 )
+
+    def check_submitter(self, submitter: str) -> None:
+        """Refuse a run or a profile by its submitter."""
+        if not any(fnmatchcase(submitter, pattern) for pattern in self.submitters):
+            raise UsageError(
+                f"{self.name} does not accept runs submitted by {quote(submitter, 100)}"
+                " (submitters)."
+            )
+
+    def check_profile(self, submitter: str) -> None:
+        """Refuse a profile of the site's data that the policy does not allow."""
+        self.check_submitter(submitter)
+        if not self.profiles:
+            raise UsageError(
+                f"{self.name} sends no profile of its data. Its operator can allow one: write"
+                f" profiles = 1 under [allow] in {NAME} (profiles)."
+            )
+        if math.isfinite(self.budget_epsilon) and not math.isfinite(self.profile_epsilon):
+            raise UsageError(
+                f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, and that of a"
+                " profile without noise has no bound: its operator can write profile_epsilon = 1"
+                f" under [allow] in {NAME} (profile_epsilon, budget: epsilon)."
+            )
 
     def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
         """Refuse a run that the policy does not allow."""
@@ -443,8 +474,8 @@ def _value(path: Path, name: str, value: Any) -> Any:
     kind = {f.name: str(f.type) for f in fields(SitePolicy)}[name]
     if name in ("bytes", "message", "budget_bytes"):
         return _bytes(path, name, value)
-    if name == "budget_epsilon":
-        return _epsilon(path, value)
+    if name in ("budget_epsilon", "profile_epsilon"):
+        return _epsilon(path, name.removeprefix(BUDGET), value)
     if kind.startswith("tuple"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UsageError(f"{path}: {name} must be a list of names, not {quote(value)}.")
@@ -466,13 +497,13 @@ def _value(path: Path, name: str, value: Any) -> Any:
     return value
 
 
-def _epsilon(path: Path, value: Any) -> float:
+def _epsilon(path: Path, name: str, value: Any) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not number >= 0:  # also true of nan
-        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {quote(value)}.")
+        raise UsageError(f"{path}: {name} must be a number from 0 on, or inf, not {quote(value)}.")
     return number
 
 

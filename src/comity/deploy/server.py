@@ -13,7 +13,7 @@ import json
 import math
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ from comity.safe_files import write_atomically
 from comity.track import Trackers
 
 SCHEMA = "schema.json"
-RUNS = "runs"
+RUNS, PROFILES = "runs", "profiles"
 KIT = "server"  # the server's startup kit in the operator's folder
 FAILURE = "failure.txt"
 """The file in the server's folder of a run that says why the run could not continue."""
@@ -86,9 +86,11 @@ class JobRequest:
     """What a researcher submits."""
 
     run: str
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     sites: tuple[str, ...] = ()
     """The sites that take part; empty for all that are connected."""
+    profile: bool = False
+    """Whether the job asks for a profile of the sites' data, instead of a run."""
     deadline: float = 600.0
     """Seconds that a site has for a reply."""
 
@@ -113,7 +115,8 @@ def serve(
     progress: Progress | None = None,
     identity: Identity | None = None,
 ) -> dict[str, Any] | None:
-    """Conduct the run of a submitted job, and return its summary.
+    """Conduct the run of a submitted job, and return its summary; or collect a profile of the
+    sites' data, if the job asks for one.
 
     Returns None if the job was aborted, or if the run failed; in the second case `failure.txt` in
     the run's folder says why.
@@ -132,10 +135,14 @@ def serve(
         identity = Identity.read(startup, "server")
     if identity is not None:
         transport = AuthenticatedTransport(transport, identity, request.run)
-    run = folder / RUNS / request.run
+    run = folder / (PROFILES if request.profile else RUNS) / request.run
     run.mkdir(parents=True, exist_ok=True)
     (run / FAILURE).unlink(missing_ok=True)
     try:
+        if request.profile:
+            from comity.deploy.profile_server import collect_profile
+
+            return collect_profile(transport, request, folder, run)
         return conduct(transport, request, folder, progress or Quiet())
     except Aborted:
         return None  # no failure: the run can be submitted again
@@ -351,7 +358,7 @@ def introduce(
     descriptions: dict[str, Introduced] = {}
     refusals = {name: NOT_CONNECTED for name in names if name not in called_names}
     for name, reply in transport.ask(dict.fromkeys(called_names, request), order.deadline):
-        head = _read_head(reply)
+        head = read_head(reply)
         if not isinstance(head, Introduced):
             refusals[name] = head if isinstance(head, str) else UNEXPECTED
         elif fault := _find_fault(head):
@@ -372,7 +379,7 @@ def introduce(
     return descriptions, refusals
 
 
-def _read_head(reply: bytes | None) -> Any:
+def read_head(reply: bytes | None) -> Any:
     """The head of a site's reply; a text with the reason if there is none."""
     if reply is None:
         return NO_ANSWER
@@ -452,7 +459,7 @@ def _end_at_sites(
     failures = {name: NOT_CONNECTED for name in sites if name not in transport.names}
     connected = [name for name in sites if name not in failures]
     for name, reply in transport.ask(dict.fromkeys(connected, request), order.deadline):
-        head = _read_head(reply)
+        head = read_head(reply)
         if not isinstance(head, Done):
             failures[name] = head if isinstance(head, str) else UNEXPECTED
     return failures

@@ -19,7 +19,16 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from comity.base.record import record
 from comity.deploy.key_exchange import Identity
-from comity.deploy.messages import REPLIES, REQUESTS, Introduce, Introduced, SignedKey, unpack
+from comity.deploy.messages import (
+    REPLIES,
+    REQUESTS,
+    AskProfile,
+    AskRanges,
+    Introduce,
+    Introduced,
+    SignedKey,
+    unpack,
+)
 from comity.deploy.transport import Transport
 from comity.errors import ComityError, UsageError
 from comity.wire.codec import decode, encode
@@ -188,9 +197,9 @@ def _read_opening(request: bytes) -> tuple[bytes, Opening]:
 
 
 def _run_of(content: bytes) -> str:
-    """The run that the first request of a job names."""
+    """The run that the first request of a job names. Requests for a profile are all signed."""
     head, _ = unpack(content, REQUESTS, len(content))
-    if not isinstance(head, Introduce):
+    if not isinstance(head, Introduce | AskRanges | AskProfile):
         raise UsageError(NOT_AUTHENTICATED)
     return head.run
 

@@ -125,9 +125,14 @@ def begin_folder(
 def check_order(order: Mapping[str, Any], run: str, experiment: Experiment, classes: int) -> None:
     """Refuse a run other than the one in the job that the submitter signed.
 
-    A job without settings continues a run that was begun with the settings of an earlier job.
+    A job that asks for a profile begins no run. A job without settings continues a run that was
+    begun with the settings of an earlier job.
     """
     settings = order.get("settings")
     signed = judged_by(site_settings(config.experiment(settings)), classes) if settings else None
-    if order.get("run") != run or (signed is not None and signed != experiment):
+    if (
+        order.get("profile")
+        or order.get("run") != run
+        or (signed is not None and signed != experiment)
+    ):
         raise UsageError("The server asks for another run than the submitter has signed.")

@@ -21,6 +21,7 @@ from comity.deploy.secure_server import Limits
 from comity.deploy.secure_terms import strictest_threshold
 from comity.deploy.sent_ledger import SentLedger
 from comity.deploy.server import read_parties, secure_limits, server_run_of
+from comity.deploy.site_profile import PROFILE
 from comity.deploy.site_setup import build_site
 from comity.deploy.site_store import ROSTER, read_roster, runs_of
 from comity.errors import ComityError, UsageError, unknown
@@ -61,6 +62,7 @@ class AllRuns:
         ledger = ReleaseLedger(folder)
         rows = ledger.rows()
         names = {row.run for row in rows} | {run.path.name for run in runs_of(folder)}
+        names.discard(PROFILE)  # charged under a name of its own, and no run
         unbounded = {row.run for row in rows if row.charge.to_release() is None}
         history = ledger.history()
         return AllRuns(

@@ -87,6 +87,36 @@ class PrivacyCharge(NamedTuple):
     drawn: int
     drawn_of: int
 
+    @staticmethod
+    def of(
+        round: int,
+        call: str,
+        party: str,
+        name: str,
+        release: Release | None,
+        against: str,
+        delta: float,
+    ) -> PrivacyCharge:
+        """The row of a release; of None for what leaves without noise."""
+        return PrivacyCharge(
+            round=round,
+            call=call,
+            party=party,
+            release=name,
+            unit=release.unit if release else "",
+            mechanism=release.mechanism if release else "none",
+            sensitivity=release.sensitivity if release else 0.0,
+            noise=release.noise if release else 0.0,
+            rate=release.rate if release else 1.0,
+            steps=release.steps if release else 1,
+            epsilon=epsilon({release: 1}, delta) if release else math.inf,
+            delta=delta,
+            neighbours=release.neighbours if release else "",
+            against=against,
+            drawn=release.drawn if release else 0,
+            drawn_of=release.drawn_of if release else 0,
+        )
+
     def to_release(self) -> Release | None:
         """The release of this row; None if there was no noise."""
         if self.mechanism == "none":
@@ -273,24 +303,7 @@ class Account:
         release: Release | None,
         against: str,
     ) -> None:
-        row = PrivacyCharge(
-            round=round,
-            call=function,
-            party=party,
-            release=name,
-            unit=release.unit if release else "",
-            mechanism=release.mechanism if release else "none",
-            sensitivity=release.sensitivity if release else 0.0,
-            noise=release.noise if release else 0.0,
-            rate=release.rate if release else 1.0,
-            steps=release.steps if release else 1,
-            epsilon=epsilon({release: 1}, self.budget.delta) if release else math.inf,
-            delta=self.budget.delta,
-            neighbours=release.neighbours if release else "",
-            against=against,
-            drawn=release.drawn if release else 0,
-            drawn_of=release.drawn_of if release else 0,
-        )
+        row = PrivacyCharge.of(round, function, party, name, release, against, self.budget.delta)
         self._rows.append(row)
         self._count(against, party, release, function, name)
 
