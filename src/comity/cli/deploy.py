@@ -45,6 +45,9 @@ def init(
     researcher: Annotated[
         str, typer.Option("--researcher", help="who may submit runs")
     ] = "lead@comity.local",
+    operator: Annotated[
+        str, typer.Option("--operator", help="who runs the server, for disclosure pages of sites")
+    ] = "",
 ) -> None:
     """Operator: create the root certificate, the startup kits of the server and the researcher,
     and an invitation for sites.
@@ -63,7 +66,7 @@ def init(
         common_schema = Schema.read(schema) if schema else None
     except Unusable as why:
         raise UsageError(str(why)) from why
-    invite = startup_kits.init(folder, host, int(port), researcher)
+    invite = startup_kits.init(folder, host, int(port), researcher, operator=operator)
     if common_schema:
         common_schema.write(folder / SCHEMA)
     path = folder / startup_kits.INVITE
@@ -129,7 +132,7 @@ def join(
             schema_file = folder / "schema.json"
             write_atomically(schema_file, Schema.from_dict(schema).to_text())
         dataset = import_site_data(data, folder / "data", schema_file, classes, group)
-        policy.write(folder, site_name, "data")
+        policy.write(folder, site_name, "data", invitation.operator)
         request = startup_kits.join(invitation, site_name, folder)
     except (Exception, KeyboardInterrupt) as why:
         shutil.rmtree(folder)
