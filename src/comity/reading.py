@@ -135,6 +135,7 @@ def disclose(
     federation: Federation | None = None,
     model: CustomModel | None = None,
     trust: bool = False,
+    operator: str = "",
 ) -> tuple[Path, Path]:
     """Write what left a party in a finished run, as HTML and PDF for the party's data officer.
 
@@ -145,6 +146,7 @@ def disclose(
         federation: the data, if the run got them from Python and `what` is a folder
         model: the network, if the run got it from Python and `what` is a folder
         trust: allow the Python files that a folder made by somebody else names to run
+        operator: who runs the server; default: the operator in site.toml, or in the invitation
 
     Returns:
         The paths of the HTML page and of the PDF.
@@ -167,9 +169,19 @@ def disclose(
                 "The folder of this run is temporary and would be deleted with its page: choose"
                 " another place with out='folder'."
             )
-        return write(what.folder, party, out_folder, server_run=what.job, trust=trust)
+        return write(
+            what.folder, party, out_folder, server_run=what.job, trust=trust, operator=operator
+        )
     if not isinstance(what, str | Path):
         raise UsageError(
             f"disclose takes the folder of a run or a result, not a {type(what).__name__}."
         )
-    return write(Path(what), party, out_folder, federation=federation, model=model, trust=trust)
+    return write(
+        Path(what),
+        party,
+        out_folder,
+        federation=federation,
+        model=model,
+        trust=trust,
+        operator=operator,
+    )

@@ -70,6 +70,31 @@ def test_one_table_of_all_runs(
     assert f"{runs / 'other'} has no recorded messages, and is left out." in err.replace("\n", " ")
 
 
+def test_column_of_the_runs_own_metric(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is judged by AUC has its AUC under that name, not under "accuracy"."""
+    settings = FEW | {"model": "linear", "record_messages": True}
+    comity.run("fedavg", out=tmp_path / "one", data="heart", metric="auc", **settings)
+    code, out, err = command(capsys, monkeypatch, "audit", tmp_path / "one")
+    assert code == 0, err
+    assert out.split("\n")[1].split()[-2:] == ["AUC", "bytes"]
+    page = (tmp_path / "one" / "audit.html").read_text()
+    assert ">AUC<" in page
+    assert ">accuracy<" not in page
+    [entry] = json.loads((tmp_path / "one" / "audit.json").read_text())["runs"]
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
+    assert (entry["metric"], entry["figure"]) == ("auc", summary["auc"]["mean"])
+    assert "accuracy" not in entry
+
+    comity.run("fedavg", out=tmp_path / "two", data="heart", metric="accuracy", **settings)
+    code, out, err = command(capsys, monkeypatch, "audit", tmp_path)
+    assert code == 0, err
+    assert out.split("\n")[1].split()[-2:] == ["figure", "bytes"]
+    assert "AUC " in out
+    assert "accuracy " in out
+
+
 def test_json_output_and_audit_json(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,11 +96,11 @@ def test_exported_model_predicts_like_the_model_of_the_run(
         result.model("south").predict_proba(dataset.x[rows].tolist()), logits.softmax(1)
     )
     np.save(tmp_path / "new.npy", dataset.x[rows].numpy())
-    _, likely, warnings = load_script(tmp_path / "out").predict(tmp_path / "new.npy")
-    assert np.array_equal(likely, logits.softmax(1).numpy()), (
+    predictions = load_script(tmp_path / "out").predict(tmp_path / "new.npy")
+    assert np.array_equal(predictions.values, logits.softmax(1).numpy()), (
         "torch alone gives other probabilities"
     )
-    assert warnings == ()
+    assert (predictions.warnings, predictions.refused) == ((), {})
 
 
 @pytest.mark.usefixtures("without_onnx")
@@ -125,7 +125,8 @@ def test_images_as_bytes(tmp_path: Path) -> None:
     )  # without the channel
     np.savez(tmp_path / "new.npz", x=x[rows].numpy())
     assert np.array_equal(
-        load_script(tmp_path / "out").predict(tmp_path / "new.npz")[1], logits.softmax(1).numpy()
+        load_script(tmp_path / "out").predict(tmp_path / "new.npz").values,
+        logits.softmax(1).numpy(),
     )
 
 

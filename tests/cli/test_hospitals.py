@@ -325,6 +325,58 @@ def test_invalid_rows_are_refused(
     assert "\n" not in str(end.value.code)
 
 
+NEW_ROWS = """id,age,sex,pressure
+0012,50,m,120
+0013,fifty,m,120
+=1+1,60,f,130
+0015,70,x,110
+0016,61,f,
+"""
+
+
+def test_refused_rows_are_named_and_the_others_predicted(model: Path, tmp_path: Path) -> None:
+    """Ids are carried along, each refused row is named with its reason, and the exit code is 3."""
+    (tmp_path / "new.csv").write_text(NEW_ROWS, encoding="utf-8")
+    out = tmp_path / "said.csv"
+    result = predict_without_comity(model, tmp_path / "new.csv", "--out", out)
+    assert result.returncode == 3, result.stderr
+    with out.open(encoding="utf-8", newline="") as file:
+        predictions = list(csv.DictReader(file))
+    assert list(predictions[0])[:4] == ["row", "id", "prediction", "probability"]
+    assert [(row["row"], row["id"]) for row in predictions] == [
+        ("1", "0012"),
+        ("3", "'=1+1"),
+        ("5", "0016"),
+    ]
+    lines = result.stderr.splitlines()
+    refusals = [line for line in lines if "is refused" in line]
+    assert refusals[0].startswith("row 2 (id 0013) is refused: The column 'age' of ")
+    assert "has 'fifty' in row 2, which is not a number" in refusals[0]
+    assert refusals[1].startswith("row 4 (id 0015) is refused: The column 'sex' of ")
+    assert "has 'x' in row 4, which is not one of its words (f, m)" in refusals[1]
+    assert len(refusals) == 2
+    assert lines[-1] == "2 of 5 rows were refused."
+    expected = run_of(model).model("south").predict_proba([[120, 50, "m", None]])
+    assert float(predictions[0]["p(dead)"]) == pytest.approx(float(expected[0, 1]), abs=1e-6)
+
+
+def test_named_id_columns(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "id,bed,age,sex,pressure\n7,a 1,50,m,120\n8,b 2,60,f,130\n"
+    (tmp_path / "new.csv").write_text(rows, encoding="utf-8")
+    lines = predicted_lines(model, tmp_path / "new.csv", "--id", "bed", "--id", "id")
+    assert lines[0].startswith("row,bed,id,prediction,")
+    assert [line.split(",")[:3] for line in lines[1:]] == [["1", "a 1", "7"], ["2", "b 2", "8"]]
+    with pytest.raises(SystemExit, match=r"has no column 'room' \(--id\); it has id, bed, age"):
+        predicted_lines(model, tmp_path / "new.csv", "--id", "room")
+    capsys.readouterr()
+
+
+def test_all_rows_refused(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("age,sex,pressure\nx,m,1\ny,m,1\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"All 2 rows are refused; the first: .* in row 1, which"):
+        predicted_lines(model, tmp_path / "new.csv")
+
+
 def test_model_card_matches_the_run(model: Path) -> None:
     card = (model / "card.md").read_text(encoding="utf-8")
     summary = run_of(model).summary
@@ -365,6 +417,14 @@ def test_prediction_for_images(tmp_path: Path) -> None:
         float(line.split(",")[-1])
         for line in predicted_lines(tmp_path / "model", tmp_path / "in" / "east")[1:]
     ]
+    (tmp_path / "in" / "east" / "dark" / "3.png").write_bytes(b"no picture")
+    result = predict_without_comity(tmp_path / "model", tmp_path / "in" / "east")
+    assert result.returncode == 3
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("row,file,prediction,")
+    assert [line.split(",")[1] for line in lines[9:]] == [f"dark/{n}.png" for n in (2, 4, 5)]
+    assert "row 10 (file dark/3.png) is refused: " in result.stderr
+    assert "1 of 12 rows were refused." in result.stderr
     east_model = Result(tmp_path / "run", reopen(tmp_path / "run"), {}).model("east")
     assert probabilities == pytest.approx(
         east_model.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6

@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process_sites import Sites, ended
+from harness import succeed
+from in_process_sites import Root, Sites, ended
 
 import comity
+from comity.data.tables import agreed_schema
+from comity.deploy.data import import_site_data
+from comity.deploy.policy import write
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
+from comity.deploy.sent_ledger import SentLedger
+from comity.deploy.server import SCHEMA
 from comity.errors import UsageError
 from comity.privacy.composition import epsilon
 from comity.runs.folder import RunFolder
@@ -22,6 +28,13 @@ SETTINGS: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "offi
 
 def disclosure_text(folder: Path, party: str) -> str:
     return html.unescape(comity.disclose(folder, party)[0].read_text(encoding="utf-8"))
+
+
+def table_cells(page: str, section: str) -> list[list[str]]:
+    """The cells of the table in a section of the page, by row, without the heads."""
+    text = page.split(f'<section id="{section}">')[1].split("</section>", maxsplit=1)[0]
+    rows = text.split("<tbody>")[1].split("</tbody>")[0].split("<tr>")[1:]
+    return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +130,63 @@ def test_a_site_adds_up_all_its_runs(tmp_path: Path) -> None:
     page = disclosure_text(home / "runs" / "two", "north")
     assert "north has taken part in 3 runs" in page
     assert "Over all of them there is no guarantee (epsilon infinite): in 1 of them" in page
+    sent = SentLedger(home, "north")
+    assert f"In all of them {sent.total():,} bytes left, of 100,000,000,000 that" in page
+    cells = table_cells(page, "all-runs")
+    assert cells[0][:2] == ["two", "fedavg+dp(noise=2)"]
+    assert cells[1][:2] == ["three", "fedavg"]
+    assert cells[1][4] == "infinite"
+    assert cells[2][:2] == ["one", "not known: its folder was deleted"]
+    assert sum(int(row[2].replace(",", "")) for row in cells) == sent.total()
+    assert sum(int(row[3]) for row in cells) == sent.evaluations()
+
+
+def test_columns_and_words_of_the_schema_are_on_the_page(tmp_path: Path) -> None:
+    """The schema is what leaves before training; the page of a site and of the server show it."""
+    files, hub = tmp_path / "files", tmp_path / "hub"
+    files.mkdir()
+    hub.mkdir()
+    rows = [
+        f"{9000 + k},{100 + k % 40}.5,{'mf'[k % 2]},{'yes' if k % 3 else 'no'}" for k in range(60)
+    ]
+    for k, name in enumerate(("north", "south")):
+        lines = ["id,glucose,sex,ill", *rows[k : k + 50]]
+        (files / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    schema = hub / SCHEMA
+    agreed_schema([files], label="ill", scale="own", units={"glucose": "mg/dl"}).write(schema)
+    sites = Sites.__new__(Sites)
+    sites.folder, sites.names, sites.root = tmp_path, ["north", "south"], Root()
+    for name in sites.names:
+        sites.site(name).mkdir()
+        import_site_data(files / f"{name}.csv", sites.site(name) / "data", schema)
+        write(sites.site(name), name, "data", operator='The "Example" Hospital, Ärztehaus')
+        sites.change(name, {"export = true": "export = false"})
+    server = sites.run("fedavg", "a", model="linear", rounds=1)
+    ended(server)
+    at_site = disclosure_text(sites.site("north") / "runs" / "a", "north")
+    for page in (at_site, disclosure_text(server, "north")):
+        cells = table_cells(page, "before")
+        assert cells == [
+            ["glucose", "number in mg/dl", "", ""],
+            ["sex", "words", "f, m", ""],
+            ["ill", "label", "no, yes", ""],
+        ]
+        assert "the schema has the names: id (looks like an identifier: " in page
+    assert "its request had the site's name and a public key, and nothing of its data" in at_site
+    assert 'The "Example" Hospital, Ärztehaus. The operator runs the server' in at_site
+    assert "The operator runs the server, and gets what leaves: name it with" in disclosure_text(
+        server, "north"
+    )
+
+
+def test_operator_named_by_the_command(sites: Sites, capsys: pytest.CaptureFixture[str]) -> None:
+    ended(sites.run("fedavg", "named", **SETTINGS))
+    folder = sites.site("north") / "runs" / "named"
+    assert "not named. The operator runs the server" in disclosure_text(folder, "north")
+    succeed("disclose", folder, "--party", "north", "--operator", "University of Example")
+    page = (folder / "disclosure-north.html").read_text()
+    assert "University of Example. The operator runs the server" in page
+    capsys.readouterr()
 
 
 def test_a_site_counts_the_records_behind_its_smallest_mean(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_other_settings_for_an_existing_run_are_refused(sites: Sites) -> None:
     with pytest.raises(ServerKilled):
         sites.run("fedavg", "named", KilledTransport(sites, 5, after_replies=True), **USUAL)
     folder = sites.run("fedavg", "named", **(USUAL | {"lr": 0.5}))
-    assert (folder / FAILURE).read_text() == "Run named was begun with other settings.\n"
+    assert (folder / FAILURE).read_text().startswith("Run named was begun with other settings.\n")
     assert not (folder / "summary.json").exists()
     first = ended(sites.run("fedavg", "named", **USUAL))
     transport = sites.transport()
@@ -312,7 +312,7 @@ def test_sites_with_other_versions_or_schemas_take_no_part(
     summary = ended(sites.run("fedavg", "older", transport, **USUAL))
     assert summary["parties"] == 2
     assert any(
-        text.startswith("east takes no part: east has Comity 9.9, the server has")
+        text.startswith("east takes no part: it has Comity 9.9, the server has")
         for text in warning_texts(summary, "during")
     )
     monkeypatch.undo()

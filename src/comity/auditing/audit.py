@@ -5,7 +5,7 @@ in one table.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from comity.core.release import RECORD_UNITS
 from comity.core.traits import LEAVES
 from comity.data import Federation
 from comity.errors import UsageError
+from comity.metrics.metrics import METRICS
 from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs.folder import CONFIG, RunFolder
@@ -63,9 +64,8 @@ HEADS = (
     "at 0.1%",
     "ε claimed",
     "ε shown",
-    "accuracy",
-    "bytes",
 )
+"""The columns before the run's metric and the bytes."""
 WORDS = 2
 """How many of these columns are words, not numbers."""
 NO_ATTACK = "Nothing was sent that an attack is known for here."
@@ -84,7 +84,10 @@ class RunAudit:
     """The method, with its seed if there are several."""
     bytes_sent: int
     """Bytes of all messages except those of evaluation."""
-    accuracy: float | None
+    metric: str
+    """The metric that the run is judged by."""
+    figure: float | None
+    """The mean of this metric over the parties."""
     claimed: float | None
     """The epsilon that the run claims; None if it is infinite."""
     unit: str
@@ -134,7 +137,8 @@ class RunAudit:
             "run": str(self.folder),
             "method": self.name,
             "bytes": self.bytes_sent,
-            "accuracy": self.accuracy,
+            "metric": self.metric,
+            "figure": self.figure,
             "epsilon_claimed": "infinite" if self.claimed is None else self.claimed,
             "unit": self.unit,
             "epsilon_shown": self.epsilon_shown,
@@ -146,9 +150,15 @@ class RunAudit:
             "says": self.sentences,
         }
 
-    def rows(self) -> list[list[str]]:
-        """The rows of the table for this run, one for each attack."""
-        accuracy = "" if self.accuracy is None else f"{self.accuracy:.1%}"
+    def rows(self, name_metric: bool = False) -> list[list[str]]:
+        """The rows of the table for this run, one for each attack.
+
+        With `name_metric` the run's figure has the name of its metric in front.
+        """
+        metric = METRICS[self.metric]
+        figure = "" if self.figure is None else metric.text(self.figure)
+        if figure and name_metric:
+            figure = f"{metric.title} {figure}"
         unit = "" if self.unit in ("", "record") else f" ({self.unit})"
         claimed = "infinite" if self.claimed is None else f"{self.claimed:.3g}{unit}"
         size_sent = size(self.bytes_sent)
@@ -161,7 +171,7 @@ class RunAudit:
                 *(_true_positives(finding.figures, f"tpr_at_{rate:g}") for rate in RATES),
                 claimed,
                 "" if finding.epsilon is None else f"{finding.epsilon:.2f}",
-                accuracy,
+                figure,
                 size_sent,
             ]
             for finding in self.findings
@@ -170,14 +180,25 @@ class RunAudit:
             epsilon = self.canaries.epsilon
             epsilon_text = "no power *" if epsilon is None else f"{epsilon:.2f}"
             rows.append(
-                [self.name, "canaries", "", "", "", "", claimed, epsilon_text, accuracy, size_sent]
+                [self.name, "canaries", "", "", "", "", claimed, epsilon_text, figure, size_sent]
             )
         for check in self.checks:
             result = f"{check.measured}, {check.verdict}"
-            rows.append(
-                [self.name, check.name, result, "", "", "", claimed, "", accuracy, size_sent]
-            )
-        return rows or [[self.name, "none", "", "", "", "", claimed, "", accuracy, size_sent]]
+            rows.append([self.name, check.name, result, "", "", "", claimed, "", figure, size_sent])
+        return rows or [[self.name, "none", "", "", "", "", claimed, "", figure, size_sent]]
+
+
+def table(audits: Sequence[RunAudit]) -> tuple[tuple[str, ...], list[list[str]]]:
+    """The heads and the rows of the table of all runs.
+
+    One column has the figure of each run, by the metric that it is judged by. If that is the same
+    for all runs, it is the column's head; if not, it is in the cells.
+    """
+    metrics = {run.metric for run in audits}
+    several = len(metrics) > 1
+    head = "figure" if several else METRICS[metrics.pop()].title
+    rows = [row for run in audits for row in run.rows(several)]
+    return (*HEADS, head, "bytes"), rows
 
 
 def audit(
@@ -274,6 +295,7 @@ def audit_run(
         folder,
         display_name(experiment.algorithm) + (f", seed {experiment.seed}" if several else ""),
         sum(n for kind, n in summary["bytes"].items() if kind in ("up", "down", "peer")),
+        experiment.metric,
         block.get("mean"),
         view.claimed,
         view.unit,

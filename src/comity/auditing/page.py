@@ -10,7 +10,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from comity.auditing.audit import CANNOT, HEADS, NO_ATTACK, WORDS, RunAudit
+from comity.auditing.audit import CANNOT, NO_ATTACK, WORDS, RunAudit, table
 from comity.auditing.finding import Finding
 from comity.reporting.blocks import Block, Table, Text
 from comity.reporting.page import Page
@@ -33,14 +33,9 @@ h2, p { overflow-wrap: anywhere; }
 
 def page(place: Path, audits: list[RunAudit]) -> str:
     """The content of audit.html for the runs in a folder."""
-    table = Table(
-        "audit",
-        "What attacks could do with what was sent",
-        HEADS,
-        [row for run in audits for row in run.rows()],
-        words=WORDS,
-    )
-    parts = [_blocks([Text(CANNOT, "lead"), table, Text(READING)])]
+    heads, rows = table(audits)
+    results = Table("audit", "What attacks could do with what was sent", heads, rows, words=WORDS)
+    parts = [_blocks([Text(CANNOT, "lead"), results, Text(READING)])]
     for run in audits:
         parts.append(
             f"<section><h2>{html.escape(run.name)}</h2><div"
@@ -73,8 +68,9 @@ READING = (
     " nothing of what was sent. at 1%, 0.1%: of those that were trained on, how many are found"
     " where so many of the others are taken for such. *: no power, as intervals do not exclude"
     " guessing. ε shown: the least epsilon of a record that explains the success, at 95% for all"
-    " attacks of a run together; 0 says nothing. noise in messages, account: checks of what a run"
-    " declares, with what was measured and whether that is right."
+    " attacks of a run together; 0 says nothing. The column after it: the run's own metric, as the"
+    " mean of the parties; no attack is judged by it. noise in messages, account: checks of what a"
+    " run declares, with what was measured and whether that is right."
 )
 
 

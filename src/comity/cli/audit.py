@@ -24,7 +24,7 @@ def audit(
 
     Prints what each attack reconstructs or infers about samples, compared with guessing.
     """
-    from comity.auditing.audit import CANNOT, HEADS, JSON, PAGE, WORDS
+    from comity.auditing.audit import CANNOT, JSON, PAGE, WORDS, table
     from comity.auditing.audit import audit as attack
     from comity.auditing.page import READING
     from comity.cli import screen
@@ -37,8 +37,8 @@ def audit(
     if as_json:
         print(json.dumps({"runs": [audit.plain() for audit in audits]}))
         return
-    rows = [row for audit in audits for row in audit.rows()]
-    screen.table(HEADS, rows, f"{folder}: results of the attacks", WORDS)
+    heads, rows = table(audits)
+    screen.table(heads, rows, f"{folder}: results of the attacks", WORDS)
     screen.print_legend(READING)
     for audit in audits:
         for text in audit.sentences:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,6 +26,9 @@ from comity.cli.options import deploy_app
 from comity.errors import ComityError, UsageError, unknown
 from comity.safe_files import make_private_folder, write_atomically
 from comity.units import size
+
+if TYPE_CHECKING:
+    from comity.cli.site_screen import SiteScreen
 
 Site = Annotated[Path, typer.Argument(metavar="SITE", help="the site's folder")]
 Federation = Annotated[Path, typer.Option("--federation", help="the operator's folder")]
@@ -45,6 +48,9 @@ def init(
     researcher: Annotated[
         str, typer.Option("--researcher", help="who may submit runs")
     ] = "lead@comity.local",
+    operator: Annotated[
+        str, typer.Option("--operator", help="who runs the server, for disclosure pages of sites")
+    ] = "",
 ) -> None:
     """Operator: create the root certificate, the startup kits of the server and the researcher,
     and an invitation for sites.
@@ -63,7 +69,7 @@ def init(
         common_schema = Schema.read(schema) if schema else None
     except Unusable as why:
         raise UsageError(str(why)) from why
-    invite = startup_kits.init(folder, host, int(port), researcher)
+    invite = startup_kits.init(folder, host, int(port), researcher, operator=operator)
     if common_schema:
         common_schema.write(folder / SCHEMA)
     path = folder / startup_kits.INVITE
@@ -129,7 +135,7 @@ def join(
             schema_file = folder / "schema.json"
             write_atomically(schema_file, Schema.from_dict(schema).to_text())
         dataset = import_site_data(data, folder / "data", schema_file, classes, group, site_name)
-        policy.write(folder, site_name, "data")
+        policy.write(folder, site_name, "data", invitation.operator)
         request = startup_kits.join(invitation, site_name, folder)
     except (Exception, KeyboardInterrupt) as why:
         shutil.rmtree(folder)
@@ -224,13 +230,21 @@ def serve(
         f"Serving at {address.host}:{address.port} until Ctrl-C; runs are in {folder / 'runs'}.",
         soft_wrap=True,
     )
-    run_server(folder, folder / startup_kits.SERVER)
+    run_server(
+        folder,
+        folder / startup_kits.SERVER,
+        lambda sentence: screen.out.print(sentence, soft_wrap=True),
+    )
 
 
 @deploy_app.command("start")
 def start(site: Site = Path()) -> None:
-    """Site: take part in runs until Ctrl-C. Every request and its outcome are shown and logged."""
+    """Site: take part in runs until Ctrl-C. Every request and its outcome are shown and logged.
+
+    The rounds of a run are one line of progress. NVIDIA FLARE's lines go to files in SITE/kit.
+    """
     from comity.cli import screen
+    from comity.cli.site_screen import SiteScreen
     from comity.deploy.flare.processes import run_site
     from comity.deploy.handler import KIT, LOG
     from comity.deploy.policy import SitePolicy
@@ -239,21 +253,23 @@ def start(site: Site = Path()) -> None:
     screen.out.print(
         f"{policy.name} takes part until Ctrl-C, as {site / 'site.toml'} allows.", soft_wrap=True
     )
-    threading.Thread(target=_follow, args=(site / LOG,), daemon=True).start()
-    run_site(site, site / KIT)
+    site_screen = SiteScreen(site / LOG)
+    threading.Thread(target=_follow, args=(site / LOG, site_screen), daemon=True).start()
+    try:
+        run_site(site, site / KIT, site_screen.say)
+    finally:
+        site_screen.close()
 
 
-def _follow(path: Path) -> None:
-    """Print the lines that are added to a log."""
-    from comity.cli import screen
-
+def _follow(path: Path, site_screen: SiteScreen) -> None:
+    """Show the lines that are added to a log."""
     position = path.stat().st_size if path.exists() else 0
     while True:
         if path.exists():
             with path.open(encoding="utf-8", errors="replace") as file:
                 file.seek(position)
                 for line in file:
-                    screen.out.print(line.rstrip(), soft_wrap=True)
+                    site_screen.show(line.rstrip())
                 position = file.tell()
         time.sleep(0.5)
 

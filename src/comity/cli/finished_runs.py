@@ -288,11 +288,14 @@ def disclose(
         Path | None,
         typer.Option("--out", help="folder for both files; default: the folder of the run"),
     ] = None,
+    operator: Annotated[
+        str, typer.Option("--operator", help="who runs the server; default: as in site.toml")
+    ] = "",
     trust: Trust = False,
 ) -> None:
     """Write what left a party in a finished run, as HTML and PDF for the party's data officer."""
     from comity.cli import screen
     from comity.disclosure import disclose as write
 
-    page, pdf = write(run_dir, party, out, trust=trust)
+    page, pdf = write(run_dir, party, out, trust=trust, operator=operator)
     screen.out.print(f"What left {escape_terminal(party)} is in {page} and {pdf}", soft_wrap=True)

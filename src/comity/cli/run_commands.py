@@ -37,7 +37,7 @@ from comity.cli.site_runs import (
     Wait,
     check_at_sites,
     compare_sites,
-    follow_run,
+    resume_run,
     submit_run,
 )
 from comity.errors import ComityError, UsageError
@@ -114,7 +114,12 @@ def resume(
     from comity.runs.run import reopen, resume_in
 
     if was_submitted(run_dir):
-        follow_run(SubmittedJob.read(run_dir), run_dir)
+        if rounds is not None or track:
+            raise UsageError(
+                f"{'--track' if track else '--rounds'} is not supported for a run between sites:"
+                f" 'comity resume {run_dir}' completes it as it was submitted."
+            )
+        resume_run(SubmittedJob.read(run_dir), run_dir)
         return
     folder = RunFolder(run_dir)
     folder.check_begun()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,10 +78,36 @@ def follow_run(job: SubmittedJob, folder: Path) -> None:
     """Follow a submitted run to its end, and print its result."""
     from comity.cli.run_commands import show_result
 
-    with resumable(f"comity resume {folder}", always=True):
+    with _resumable_at_sites(f"comity resume {folder}"):
         summary = _follow(job, folder)
         show_result(folder, summary)
         check_completed([summary])
+
+
+def resume_run(job: SubmittedJob, folder: Path) -> None:
+    """Resume a submitted run, or say that it has ended, and print its result."""
+    from comity.cli import screen
+
+    if job.has_ended:
+        screen.out.print(
+            f"The run in {folder} has ended; nothing is left to resume.", soft_wrap=True
+        )
+    follow_run(job, folder)
+
+
+@contextmanager
+def _resumable_at_sites(how: str) -> Iterator[None]:
+    """As `resumable`, but after a refusal of sites say that they have to change something first."""
+    from comity.deploy.server import SitesRefused
+
+    refusal = None
+    with resumable(how, always=True):
+        try:
+            yield
+        except SitesRefused as why:
+            refusal = why
+    if refusal:
+        raise ComityError(f"{refusal} When the sites have changed that: {how}") from refusal
 
 
 def check_completed(summaries: Iterable[Mapping[str, Any]]) -> None:
@@ -142,7 +169,7 @@ def compare_sites(
         summaries.append(summary)
         return summary
 
-    with resumable(f"the same command and --out {folder}", always=True):
+    with _resumable_at_sites(f"the same command and --out {folder}"):
         findings = comparison.compare_sites(
             federation, base, algos, seeds, folder, follow, deadline, wait
         )

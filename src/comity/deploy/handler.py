@@ -200,8 +200,8 @@ class RequestHandler:
                 what = f"goes on with secure aggregation ({head.step})"
         sent = run.tables.sent
         self.log(
-            f"round {head.call[2]}: {head.call[0]} {what}, {size(sent - sent_before)} leave,"
-            f" {size(sent)} in all"
+            f"round {head.call[2]} of {run.experiment.rounds}: {head.call[0]} {what},"
+            f" {size(sent - sent_before)} leave, {size(sent)} in all"
         )
         return reply
 

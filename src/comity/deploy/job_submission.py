@@ -20,7 +20,14 @@ from typing import Any
 from comity.core.participation import LOST_REPLY
 from comity.deploy.flare.jobs import Jobs
 from comity.deploy.flare.startup_kits import LEAD
-from comity.deploy.server import FAILED_ENDINGS, FAILURE, RUNS
+from comity.deploy.server import (
+    FAILED_ENDINGS,
+    FAILURE,
+    REFUSED,
+    RUNS,
+    WRONG_SETTINGS,
+    SitesRefused,
+)
 from comity.errors import ComityError, UsageError
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
@@ -131,7 +138,7 @@ class SubmittedJob:
             out: the researcher's folder, to which the run's folder is copied at the end
             follow: is called now and then with the run's folder at the server
         """
-        if not self.folder.is_finished or self._failed_endings():
+        if not self.has_ended:
             with Jobs.at(self.federation / LEAD) as jobs:
                 self._abort_last_job(jobs)
                 self.wait_for_sites(jobs)
@@ -155,7 +162,7 @@ class SubmittedJob:
             if self.folder.is_finished:
                 return
             if failure := self._failure():
-                raise ComityError(failure)
+                raise failure
             current_round = _last_round(self.folder)
             tries = 0 if current_round > last_round else tries + 1
             last_round = current_round
@@ -236,12 +243,22 @@ class SubmittedJob:
                 back_since.pop(name, None)
         return ""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has ended at the server and at all its sites."""
+        return self.folder.is_finished and not self._failed_endings()
+
     def _failed_endings(self) -> bool:
         return bool((self.folder.read_summary() or {}).get(FAILED_ENDINGS))
 
-    def _failure(self) -> str:
+    def _failure(self) -> ComityError | None:
+        """Why the server could not conduct the run; None if it did not say so."""
         path = self.folder.path / FAILURE
-        return path.read_text(encoding="utf-8").split("\n")[0] if path.exists() else ""
+        if not path.exists():
+            return None
+        why, kind, *_ = [*path.read_text(encoding="utf-8").split("\n"), ""]
+        errors = {REFUSED: SitesRefused, WRONG_SETTINGS: UsageError}
+        return errors.get(kind, ComityError)(why)
 
 
 def _last_round(folder: RunFolder) -> int:

@@ -6,6 +6,7 @@ any data are read, and the error message names the key that forbids it.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -46,6 +47,9 @@ name = "{name}"
 
 # The folder that `comity deploy join` imported this site's data to.
 data = "{data}"
+
+# Who runs the server, and gets what leaves. The disclosure page names the operator.
+operator = {operator}
 
 # Write the model after each run, ready for use.
 export = true
@@ -147,6 +151,8 @@ class SitePolicy:
 
     name: str
     data: Path
+    operator: str = ""
+    """Who runs the server; empty if this is not known."""
     export: bool = True
     methods: tuple[str, ...] = ("*",)
     never: tuple[str, ...] = ("centralized", "fed-sps(mode=samples)")
@@ -421,7 +427,7 @@ def _rules(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """The rules of the file by their field of `SitePolicy`. Each must be in its table."""
     all_names = {f.name for f in fields(SitePolicy)}
     budget = {name for name in all_names if name.startswith(BUDGET)}
-    top_level = {"name", "data", "export"}
+    top_level = {"name", "data", "operator", "export"}
     tables = {
         "": (top_level, ""),
         "allow": (all_names - budget - top_level, ""),
@@ -524,8 +530,9 @@ def _bytes(path: Path, name: str, value: Any) -> int:
     return int(float(match[1]) * SCALES[match[2]]) if match else int(value)
 
 
-def write(folder: Path, name: str, data: str) -> Path:
+def write(folder: Path, name: str, data: str, operator: str = "") -> Path:
     """Write the policy of a new site, to be reviewed and edited by the site's data owner."""
     path = folder / NAME
-    write_atomically(path, TEMPLATE.format(name=name, data=data))
+    quoted_operator = json.dumps(operator)  # a string of JSON is one of TOML
+    write_atomically(path, TEMPLATE.format(name=name, data=data, operator=quoted_operator))
     return path

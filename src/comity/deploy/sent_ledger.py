@@ -56,6 +56,11 @@ class SentLedger(SiteLedger[SentRow]):
         with self._locked():
             return self._bytes.total()
 
+    def bytes_by_run(self) -> dict[str, int]:
+        """The bytes that have left, by run."""
+        with self._locked():
+            return dict(self._bytes)
+
     def evaluations(self, run: str | None = None) -> int:
         """How often figures of evaluations have left, in a run or in all."""
         with self._locked():

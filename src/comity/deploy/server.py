@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -69,6 +70,8 @@ RUNS, PROFILES = "runs", "profiles"
 KIT = "server"  # the server's startup kit in the operator's folder
 FAILURE = "failure.txt"
 """The file in the server's folder of a run that says why the run could not continue."""
+REFUSED, WRONG_SETTINGS = "refused", "wrong settings"
+"""The second line of that file, if the sites refused the run or its settings are wrong."""
 SUMS = "sums"
 """The folder in the server's folder of a run with sums of replies that no checkpoint contains."""
 FAILED_ENDINGS = "failed_endings"
@@ -79,6 +82,10 @@ UNEXPECTED = "it answered something else than it was asked."
 MOST_BYTES = 1 << 34
 MOST_SIDES, MOST_VALUES = 8, 1 << 28
 """The largest number of dimensions of a sample, and of values in it."""
+
+
+class SitesRefused(ComityError):
+    """The sites refuse a run, or are not there. The same run may begin once that has changed."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,10 @@ def serve(
         return conduct(transport, request, folder, progress or Quiet())
     except Aborted:
         return None  # no failure: the run can be submitted again
+    except SitesRefused as why:
+        write_atomically(run / FAILURE, f"{why}\n{REFUSED}\n")
+    except UsageError as why:
+        write_atomically(run / FAILURE, f"{why}\n{WRONG_SETTINGS}\n")
     except ComityError as why:
         write_atomically(run / FAILURE, f"{why}\n")
     except Exception as why:
@@ -174,10 +185,10 @@ def conduct(
     connected, refusals = introduce(transport, order, experiment, schema, names)
     parties = earlier_parties or connected
     if not parties:
-        raise ComityError(f"No site takes part. {_list_reasons(refusals)}")
+        raise SitesRefused(f"No site takes part. {_list_reasons(refusals)}")
     _drop_changed(connected, parties, refusals)
     if not connected:
-        raise ComityError(f"No site is there. {_list_reasons(refusals)}")
+        raise SitesRefused(f"No site is there. {_list_reasons(refusals)}")
     experiment = judged_by(experiment, next(iter(parties.values())).classes)
     server_run = server_run_of(
         experiment, parties, run.read_plan() if is_resumed else None, run_secret(folder, order.run)
@@ -195,7 +206,10 @@ def conduct(
         engine = SitesEngine(
             transport, server_run, order.run, order.deadline, MOST_BYTES, secure, run.path / SUMS
         )
-        warnings = [f"{name} takes no part: {why}" for name, why in refusals.items()]
+        warnings = [
+            f"{name} takes no part: {re.sub(f'^{re.escape(name)} ', 'it ', why)}"
+            for name, why in sorted(refusals.items())
+        ]
         warnings += _other_splits(experiment, connected)
 
         def end_run(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,7 +258,11 @@ def _drop_changed(
 
 
 def _list_reasons(refusals: Mapping[str, str]) -> str:
-    return " ".join(f"{name}: {why}" for name, why in refusals.items())
+    """Why sites take no part. A site that gives a reason itself has its name in it."""
+    return " ".join(
+        why if why.startswith(f"{name} ") else f"{name}: {why}"
+        for name, why in sorted(refusals.items())
+    )
 
 
 def _check_settings(order: JobRequest, stored: Experiment, classes: int) -> None:
@@ -441,7 +459,7 @@ def _begin_at_sites(
                 if isinstance(answer, Failed)
                 else "it answered something else."
             )
-            raise ComityError(f"{name} does not begin: {reason}")
+            raise SitesRefused(f"{name} does not begin: {reason}")
 
 
 def _send_to_all(transport: Transport, order: JobRequest, names: Iterable[str], head: Any) -> None:

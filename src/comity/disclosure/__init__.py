@@ -31,6 +31,7 @@ def disclose(
     federation: Federation | None = None,
     model: CustomModel | None = None,
     trust: bool = False,
+    operator: str = "",
 ) -> tuple[Path, Path]:
     """Write disclosure-PARTY.html and disclosure-PARTY.pdf, and return their paths.
 
@@ -42,8 +43,9 @@ def disclose(
         federation: the data, if they were given from Python
         model: the model, if it was given from Python
         trust: run the Python files that the settings of the run name
+        operator: who runs the server; default: the operator in site.toml, or in the invitation
     """
-    page = page_of(read(folder, party, server_run, federation, model, trust))
+    page = page_of(read(folder, party, server_run, federation, model, trust, operator))
     place = out or folder
     if place.exists() and not place.is_dir():
         raise UsageError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from comity.core.release import UNITS
+from comity.data.preparation import Schema
 from comity.deploy.release_ledger import DELTA
 from comity.deploy.secure_costs import NOT_HIDDEN, describe_limits, smallest_sum
 from comity.deploy.secure_server import EXPERIMENTAL, Limits
@@ -42,6 +43,8 @@ ATTACK_HEADS = (
     "Guessing gives",
     "So it is",
 )
+SCHEMA_HEADS = ("Column", "Kind", "Words", "Constants")
+RUN_HEADS = ("Run", "Method", "Bytes that left", "Evaluations", f"Epsilon at delta {DELTA:g}")
 MEASURES = {
     "AUC": "how often a record that was trained on is told from one that was not",
     "re-identified": "of how many records a reconstruction is closest to the record itself",
@@ -112,7 +115,20 @@ def _facts(source: Source) -> dict[str, str]:
         ),
         "Run": f"{source.summary['rounds']} rounds (exchanges with the others); {source.times()}",
         "Conducted": conducted,
+        "Operator": _describe_operator(source),
     }
+
+
+def _describe_operator(source: Source) -> str:
+    """Who runs the server, which gets what leaves."""
+    if source.operator:
+        return f"{source.operator}. The operator runs the server, and gets what leaves"
+    if source.place == "simulation":
+        return "nobody: a simulation has no server. --operator names who would run it"
+    return (
+        "not named. The operator runs the server, and gets what leaves: name it with operator in"
+        " site.toml, or with --operator"
+    )
 
 
 # First what is not protected.
@@ -447,25 +463,63 @@ def _before_training_section(source: Source, values: list[SentValue]) -> Section
     ]
     if early:
         section.say(f"Before round 1 there also left: {_names(early)}.")
+    if source.place == "site":
+        section.say(
+            "When this site joined, its request had the site's name and a public key, and nothing"
+            " of its data."
+        )
     if source.is_table is not False:
         condition = "" if source.is_table else "If the data are a table: "
         section.say(
             f"{condition}{'the' if condition else 'The'} schema that the parties agreed on before"
             " the run names all columns, and all words that occur in columns of words. It was"
-            " exchanged outside of the run, and is not counted on this page."
+            " exchanged outside of the run, and its bytes are not counted on this page."
         )
+    if source.schema:
+        section.say(
+            "Everybody in the federation has what this table shows. A word that occurs at one party"
+            " only tells the others that somebody has it."
+        )
+        section.blocks.append(_schema_table(source.schema))
+        if source.schema.left_out:
+            left_out = "; ".join(f"{name} ({why})" for name, why in source.schema.left_out.items())
+            section.say(f"Of columns that are not used, the schema has the names: {left_out}.")
     return section
+
+
+def _schema_table(schema: Schema) -> Table:
+    """The columns and words that the schema names."""
+    rows = []
+    for column in schema.columns:
+        kind = f"{column.kind or 'empty'}{f' in {column.unit}' if column.unit else ''}"
+        words = [*column.words, *column.also_written]
+        constants = (
+            f"mean {column.mean:g}, standard deviation {column.std:g}"
+            if schema.scale == "fixed" and column.kind == "number"
+            else ""
+        )
+        names = ", ".join((column.name, *column.also_called))
+        rows.append([names, kind, ", ".join(words), constants])
+    label = ", ".join((schema.label, *schema.label_also_called))
+    classes = ", ".join((*schema.classes, *schema.label_also_written))
+    rows.append([label, "label", classes or "a number", ""])
+    return Table("schema", "", SCHEMA_HEADS, rows, words=len(SCHEMA_HEADS))
 
 
 def _all_runs_section(party: str, total: AllRuns) -> Section:
     """What all runs at a site add up to."""
     section = Section("all-runs", "What all runs at this site add up to")
-    runs = "one run" if total.runs == 1 else f"{total.runs:,} runs"
-    section.say(f"{party} has taken part in {runs}, this one among them.")
+    count = len(total.runs)
+    runs = "one run" if count == 1 else f"{count:,} runs"
+    section.say(
+        f"{party} has taken part in {runs}, this one among them. In all of them"
+        f" {total.bytes:,} bytes left, of {total.policy.budget_bytes:,} that the site policy allows"
+        " (budget: bytes)."
+    )
     budget = total.policy.budget_epsilon
     allowed = "sets no limit" if math.isinf(budget) else f"allows {budget:g} at most"
     if math.isinf(total.epsilon):
-        unbounded = total.runs - total.bounded_runs
+        unbounded = sum(math.isinf(run.epsilon) for run in total.runs)
         section.say(
             f"Over all of them there is no guarantee (epsilon infinite): in {unbounded:,} of them"
             f" values left without noise. The site policy {allowed} (budget: epsilon).",
@@ -483,6 +537,21 @@ def _all_runs_section(party: str, total: AllRuns) -> Section:
         "Figures of validation and test records left"
         f" {total.evaluations:,} times in all of them. No noise protects these records; the site"
         f" policy allows {total.policy.evaluations:,} evaluations of each run (evaluations)."
+    )
+    rows = [
+        [
+            run.name,
+            run.method or "not known: its folder was deleted",
+            f"{run.bytes:,}",
+            f"{run.evaluations:,}",
+            "infinite" if math.isinf(run.epsilon) else f"{run.epsilon:.3g}",
+        ]
+        for run in total.runs
+    ]
+    section.blocks.append(Table("runs", "", RUN_HEADS, rows, words=len(RUN_HEADS)))
+    section.say(
+        "The table is made from the ledgers in the site's folder (sent.csv, releases.csv), which"
+        " keep the rows of runs whose folders were deleted."
     )
     return section
 

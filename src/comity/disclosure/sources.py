@@ -14,19 +14,23 @@ from typing import Any, Literal
 from comity.checksums import without_crc
 from comity.core.release import Unit
 from comity.data import Federation
+from comity.data.preparation import Schema, Unusable
 from comity.deploy.data import SiteSplit, fixed_split
+from comity.deploy.flare.startup_kits import INVITE, Invite
+from comity.deploy.job_submission import SubmittedJob, was_submitted
 from comity.deploy.policy import SitePolicy
 from comity.deploy.release_ledger import DELTA, ReleaseLedger
 from comity.deploy.secure_server import Limits
 from comity.deploy.secure_terms import strictest_threshold
 from comity.deploy.sent_ledger import SentLedger
-from comity.deploy.server import read_parties, secure_limits, server_run_of
+from comity.deploy.server import SCHEMA, read_parties, secure_limits, server_run_of
 from comity.deploy.site_profile import PROFILE
 from comity.deploy.site_setup import build_site
 from comity.deploy.site_store import ROSTER, read_roster, runs_of
 from comity.errors import ComityError, UsageError, unknown
 from comity.metrics.metrics import count_by_class
 from comity.models import CustomModel
+from comity.names import display_name
 from comity.privacy.account import PrivacyCharge
 from comity.privacy.composition import epsilon, weakest_unit
 from comity.runs.build import SimulatedRun
@@ -42,12 +46,26 @@ AUDIT = "audit.json"
 
 
 @dataclass(frozen=True)
-class AllRuns:
-    """What all runs at a site add up to, by the site's ledger of releases."""
+class RunTotal:
+    """What one run at a site adds to the sum, by the ledgers of the site."""
 
-    runs: int
-    bounded_runs: int
-    """The runs in which nothing left without noise."""
+    name: str
+    method: str
+    """Empty if the folder of the run was deleted."""
+    bytes: int
+    evaluations: int
+    """How often figures of validation and test records left."""
+    epsilon: float
+    """ε of its releases at `DELTA`; infinite if anything left without noise."""
+
+
+@dataclass(frozen=True)
+class AllRuns:
+    """What all runs at a site add up to, by the ledgers of the site."""
+
+    runs: tuple[RunTotal, ...]
+    bytes: int
+    """All bytes that left."""
     epsilon: float
     """ε of all releases at `DELTA`; infinite if anything left without noise."""
     unit: Unit
@@ -59,18 +77,30 @@ class AllRuns:
     @staticmethod
     def at_site(folder: Path, policy: SitePolicy) -> AllRuns:
         """Read the ledgers of a site's folder."""
-        ledger = ReleaseLedger(folder)
-        rows = ledger.rows()
-        names = {row.run for row in rows} | {run.path.name for run in runs_of(folder)}
-        names.discard(PROFILE)  # charged under a name of its own, and no run
+        ledger, sent = ReleaseLedger(folder), SentLedger(folder, policy.name)
+        rows, sent_bytes = ledger.rows(), sent.bytes_by_run()
+        methods = {
+            run.path.name: display_name(run.read_experiment().algorithm) for run in runs_of(folder)
+        }
+        names = dict.fromkeys((*methods, *sent_bytes, *(row.run for row in rows)))
+        names.pop(PROFILE, None)  # charged under a name of its own, and no run
         unbounded = {row.run for row in rows if row.charge.to_release() is None}
         history = ledger.history()
         return AllRuns(
-            len(names),
-            len(names - unbounded),
+            tuple(
+                RunTotal(
+                    name,
+                    methods.get(name, ""),
+                    sent_bytes.get(name, 0),
+                    sent.evaluations(name),
+                    math.inf if name in unbounded else epsilon(ledger.history(of=name), DELTA),
+                )
+                for name in names
+            ),
+            sent.total(),
             math.inf if unbounded else epsilon(history, DELTA),
             weakest_unit(history),
-            SentLedger(folder, policy.name).evaluations(),
+            sent.evaluations(),
             policy,
         )
 
@@ -94,10 +124,12 @@ class Source:
     """The number of the party's training records of each class; None if the folder does not show
     it.
     """
+    schema: Schema | None = None
+    """The schema that the parties agreed on, if the data are a table and the folder shows it."""
     is_table: bool | None = None
-    """Whether the data are a table, whose schema the parties agreed on; None if the folder does not
-    show it.
-    """
+    """Whether the data are a table; None if the folder does not show it."""
+    operator: str = ""
+    """Who runs the server; empty if this is not known."""
     all_runs: AllRuns | None = None
     """What all runs at this site add up to, in the folder of a site."""
     secure: Limits | None = None
@@ -141,6 +173,7 @@ def read(
     federation: Federation | None,
     model: CustomModel | None,
     trust: bool,
+    operator: str = "",
 ) -> Source:
     """Read what a folder contains about a party (arguments as of `disclose`).
 
@@ -183,7 +216,8 @@ def read(
         [row for row in ledger if row.src == party],
         [row for row in run.read_privacy() if row.party == party],
         _read_audit(run, summary),
-        *_about_data(run, site, server_run, party),
+        *_about_data(run, place, site, server_run, party),
+        operator or _operator(run, place),
         AllRuns.at_site(site, SitePolicy.read(site)) if site else None,
         _secure_limits(run, site, server_run),
     )
@@ -201,20 +235,52 @@ def _secure_limits(run: RunFolder, site: Path | None, server_run: ServerRun) -> 
 
 
 def _about_data(
-    run: RunFolder, site: Path | None, server_run: ServerRun, party: str
-) -> tuple[tuple[int, ...] | None, bool | None]:
-    """The number of a party's training records of each class, and whether the data are a table;
-    None for what the folder does not show.
+    run: RunFolder, place: Place, site: Path | None, server_run: ServerRun, party: str
+) -> tuple[tuple[int, ...] | None, Schema | None, bool | None]:
+    """The number of a party's training records of each class, the schema of the data, and whether
+    they are a table; None for what the folder does not show.
     """
     counts = server_run.context.party_infos.parties[party].counts
     known_counts = None if counts is None else tuple(counts)
     if isinstance(server_run, SimulatedRun):
-        return known_counts, server_run.federation.schema is not None
+        schema = server_run.federation.schema
+        return known_counts, schema, schema is not None
     if site is None:
-        return known_counts, None
+        schema = _server_schema(run) if place == "server" else None
+        return known_counts, schema, True if schema else None
     federation = _site_data(run, site)
     labels = federation.parties[party].train.y
-    return count_by_class(labels, federation.classes), federation.schema is not None
+    return (
+        count_by_class(labels, federation.classes),
+        federation.schema,
+        federation.schema is not None,
+    )
+
+
+def _server_schema(run: RunFolder) -> Schema | None:
+    """The schema in the operator's folder, if that is on this machine."""
+    path = _operators_folder(run) / SCHEMA
+    try:
+        return Schema.read(path) if path.exists() else None
+    except Unusable:
+        return None
+
+
+def _operator(run: RunFolder, place: Place) -> str:
+    """Who runs the server, by the site policy or by the operator's invitation."""
+    if place == "site":
+        return SitePolicy.read(run.path.resolve().parent.parent).operator
+    path = _operators_folder(run) / INVITE
+    return Invite.load(path).operator if place == "server" and path.exists() else ""
+
+
+def _operators_folder(run: RunFolder) -> Path:
+    """The operator's folder of a run between sites, from the run's folder at the server or at the
+    researcher.
+    """
+    if was_submitted(run.path):
+        return SubmittedJob.read(run.path).federation
+    return run.path.resolve().parent.parent
 
 
 def _site_data(run: RunFolder, site: Path) -> Federation:

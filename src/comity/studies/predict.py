@@ -1,11 +1,15 @@
-"""Predict with this model: python predict.py NEW.csv [--out PREDICTIONS.csv] [--allow-unknown]
+"""Predict with this model: python predict.py NEW.csv [--out PREDICTIONS.csv] [--id COLUMN]
 
 NEW has samples as the party has them, before any scaling: a table as csv or xlsx (with the party's
 column names, in any order; cells may be missing), or an array `x` in an npz or npy file. Pictures
 may also be files, or a folder of files. For each row, the output has the predicted class, its
-probability, and the probability of each class. A class whose name a spreadsheet would run as a
-formula, such as =1+1, is written with an apostrophe in front. The script needs torch and numpy;
-Pillow for pictures; openpyxl for xlsx.
+probability, and the probability of each class, and before that the columns that identify the row:
+those of --id or, without it, those that the schema has left out as identifiers. A text that a
+spreadsheet would run as a formula, such as =1+1, is written with an apostrophe in front.
+
+A row that the model cannot take is refused: it has no prediction, and a line on stderr names it and
+says why. The exit code is 0 if all rows have a prediction, 3 if some were refused, and 1 if there
+is no prediction at all. The script needs torch and numpy; Pillow for pictures; openpyxl for xlsx.
 """
 
 from __future__ import annotations
@@ -15,9 +19,9 @@ import csv
 import json
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +29,13 @@ from numpy.typing import NDArray
 
 from comity.data.preparation import (
     NUMBER,
+    Encoded,
     Schema,
     Unusable,
+    cell_text,
     encode,
     fill_missing,
+    find_column,
     normalise,
     read_table,
 )
@@ -38,35 +45,159 @@ ROWS = 512  # at a time
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 
 
-def values_of(
-    path: Path, settings: Mapping[str, Any], schema: Schema | None, allow_unknown: bool
-) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """Return the samples of a file as numbers (NaN: missing), and warnings about them."""
+IDENTIFIER = "looks like an identifier"
+"""How the reason begins for which a schema leaves out a column that identifies rows."""
+SOME_REFUSED = 3  # the exit code if some rows have no prediction
+
+
+class Samples(NamedTuple):
+    """The samples of a file."""
+
+    x: NDArray[Any]
+    """The samples that can be read, as numbers (NaN: missing)."""
+    rows: list[int]
+    """The number of each of them in the file, from 1 on."""
+    refused: Mapping[int, str]
+    """Why the other rows are refused, by number."""
+    warnings: tuple[str, ...]
+    ids: Mapping[str, Sequence[str]]
+    """The columns that identify rows, by name, with a text for each row of the file."""
+
+
+class Predictions(NamedTuple):
+    """The predictions for the rows of a file."""
+
+    names: list[str]
+    """The names of the classes; empty if the model predicts a number."""
+    values: NDArray[np.float32]
+    """The probabilities of each row (rows x classes), or one number for each row."""
+    rows: list[int]
+    """The number of each of these rows in the file, from 1 on."""
+    refused: dict[int, str]
+    """Why the other rows have no prediction, by number."""
+    warnings: tuple[str, ...]
+    ids: Mapping[str, Sequence[str]]
+    """The columns that identify rows, by name, with a text for each row of the file."""
+
+
+def read_samples(
+    path: Path,
+    settings: Mapping[str, Any],
+    schema: Schema | None,
+    allow_unknown: bool,
+    id_columns: Sequence[str],
+) -> Samples:
+    """Read the samples of a file. Raises `Unusable` if the file cannot be used at all."""
     kind = path.suffix.lower()
     if kind in (".npz", ".npy"):
-        try:
-            content = np.load(path, allow_pickle=False)
-            x = content["x"] if kind == ".npz" else content
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as why:
-            raise Unusable(f"{path} holds no array called x.") from why
-        return as_samples(x, settings, path), ()
+        return read_array(path, settings, id_columns)
     if path.is_dir() or kind in PICTURES:
-        return as_samples(read_pictures(path, settings), settings, path), ()
+        return read_pictures(path, settings, id_columns)
     if schema is None:
         raise Unusable(f"{path} is no array (.npz, .npy), which this model takes.")
     if not path.is_file():
         raise Unusable(f"There is no file {path}.")
     table = read_sheet(path) if kind == ".xlsx" else read_table(path)
-    hint = ", or take unknown words as missing with --allow-unknown"
-    encoded = encode(
-        schema,
-        table,
-        len(next(iter(table.values()), ())),
-        str(path),
-        allow_unknown=allow_unknown,
-        hint=hint,
+    return encode_table(path, table, schema, allow_unknown, id_columns)
+
+
+Encoder = Callable[[Sequence[int | None]], Encoded]
+"""Encodes some rows of a table, by number from 0 on; None is a row of missing cells."""
+
+
+def encode_table(
+    path: Path,
+    table: Mapping[str, list[Any]],
+    schema: Schema,
+    allow_unknown: bool,
+    id_columns: Sequence[str],
+) -> Samples:
+    """Encode the rows of a table by the schema, except those that do not follow it."""
+    count = len(next(iter(table.values()), ()))
+
+    def encode_rows(rows: Sequence[int | None]) -> Encoded:
+        cells = {
+            name: [None if row is None else column[row] for row in rows]
+            for name, column in table.items()
+        }
+        hint = ", or take unknown words as missing with --allow-unknown"
+        return encode(schema, cells, len(rows), str(path), allow_unknown=allow_unknown, hint=hint)
+
+    encode_rows(())  # refuses a table that lacks a column
+    refused = {
+        # After as many empty rows as are before it, so that the message has the row's number.
+        row + 1: refusal_of(encode_rows, (*[None] * row, row))
+        for row in find_refused(encode_rows, range(count))
+    }
+    rows = [row for row in range(count) if row + 1 not in refused]
+    encoded = encode_rows(rows)
+    return Samples(
+        encoded.x,
+        [row + 1 for row in rows],
+        refused,
+        encoded.warnings,
+        read_ids(path, table, schema, id_columns),
     )
-    return encoded.x, encoded.warnings
+
+
+def find_refused(encode_rows: Encoder, rows: Sequence[int]) -> list[int]:
+    """The rows that an encoder refuses. Few such rows are found fast."""
+    if not refusal_of(encode_rows, rows):
+        return []
+    if len(rows) == 1:
+        return list(rows)
+    half = len(rows) // 2
+    return find_refused(encode_rows, rows[:half]) + find_refused(encode_rows, rows[half:])
+
+
+def refusal_of(encode_rows: Encoder, rows: Sequence[int | None]) -> str:
+    """Why an encoder refuses these rows; empty if it does not."""
+    try:
+        encode_rows(rows)
+    except Unusable as why:
+        return str(why)
+    return ""
+
+
+def read_ids(
+    path: Path, table: Mapping[str, Sequence[Any]], schema: Schema, id_columns: Sequence[str]
+) -> dict[str, list[str]]:
+    """The columns of a table that identify its rows: those that the user names or, without these,
+    those that the schema has left out as identifiers.
+    """
+    names = list(id_columns)
+    for name in names:
+        if name not in table:
+            raise Unusable(f"{path} has no column {name!r} (--id); it has {', '.join(table)}.")
+    if not names:
+        identifiers = [name for name, why in schema.left_out.items() if why.startswith(IDENTIFIER)]
+        found = [find_column(table, name, (), str(path)) for name in identifiers]
+        names = [name for name in found if name is not None]
+    return {name: [id_text(cell) for cell in table[name]] for name in names}
+
+
+def id_text(cell: Any) -> str:
+    """An identifier as the file has it: 0012 keeps its zeros. A number of Excel is a text."""
+    return cell if isinstance(cell, str) else cell_text(cell)
+
+
+def read_array(path: Path, settings: Mapping[str, Any], id_columns: Sequence[str]) -> Samples:
+    """Read the samples in an npz or npy file; in an npz file, other arrays may identify them."""
+    try:
+        content = np.load(path, allow_pickle=False)
+        arrays = dict(content) if path.suffix.lower() == ".npz" else {"x": content}
+        x = arrays["x"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as why:
+        raise Unusable(f"{path} holds no array called x.") from why
+    x = as_samples(x, settings, path)
+    ids = {}
+    for name in id_columns:
+        if name not in arrays or arrays[name].shape != (len(x),):
+            raise Unusable(
+                f"{path} has no array {name!r} (--id) with one value for each of its samples."
+            )
+        ids[name] = [id_text(value) for value in arrays[name].tolist()]
+    return Samples(x, list(range(1, len(x) + 1)), {}, (), ids)
 
 
 def read_sheet(path: Path) -> dict[str, list[Any]]:
@@ -127,23 +258,23 @@ def as_samples(x: NDArray[Any], settings: Mapping[str, Any], path: Path) -> NDAr
 FAR = 6.0  # standard deviations of the training values
 
 
-def warn_of_outliers(schema: Schema, values: NDArray[Any], scaled: NDArray[Any]) -> list[str]:
+def warn_of_outliers(schema: Schema, samples: Samples, scaled: NDArray[Any]) -> list[str]:
     """Return a warning for each column with a number far from all training values."""
     if schema.scale == "none":
         return []
     at, outliers = 0, []
     for column in schema.columns:
         if column.kind == "number" and (rows := np.flatnonzero(np.abs(scaled[:, at]) > FAR)).size:
-            row = int(rows[0])
+            first = int(rows[0])
             outliers.append(
-                f"{column.name!r} is {values[row, at]:g} in row {row + 1}, far from all that this"
-                " model learned from."
+                f"{column.name!r} is {samples.x[first, at]:g} in row {samples.rows[first]}, far"
+                " from all that this model learned from."
             )
         at += column.width
     return outliers
 
 
-def read_pictures(path: Path, settings: Mapping[str, Any]) -> NDArray[Any]:
+def read_pictures(path: Path, settings: Mapping[str, Any], id_columns: Sequence[str]) -> Samples:
     """Read files of pictures, in the order of their names, and resize them for the model."""
     files = (
         sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES)
@@ -154,6 +285,8 @@ def read_pictures(path: Path, settings: Mapping[str, Any]) -> NDArray[Any]:
         raise Unusable(f"{path} holds no pictures.")
     if len(settings["shape"]) != 3:
         raise Unusable(f"{path} holds pictures, but this model takes tables: name a file.")
+    if id_columns:
+        raise Unusable(f"{path} holds pictures, which have no column {id_columns[0]!r} (--id).")
     try:
         from PIL import Image
     except ImportError as why:
@@ -161,8 +294,8 @@ def read_pictures(path: Path, settings: Mapping[str, Any]) -> NDArray[Any]:
             f"{path} can only be read with Pillow: pip install pillow, or give an npz file."
         ) from why
     channels, height, width = settings["shape"]
-    pictures = []
-    for file in files:
+    pictures, rows, refused = [], [], {}
+    for row, file in enumerate(files, 1):
         try:
             with Image.open(file) as picture:
                 plain = picture.convert("L" if channels == 1 else "RGB")
@@ -174,32 +307,51 @@ def read_pictures(path: Path, settings: Mapping[str, Any]) -> NDArray[Any]:
                 pictures.append(
                     np.asarray(plain, np.uint8).reshape(height, width, -1).transpose(2, 0, 1)
                 )
-        except OSError as why:
-            raise Unusable(f"{file} is no picture that can be read.") from why
-    x = np.stack(pictures)
-    return x if settings["preprocess"]["divisor"] != 1 else x / np.float32(255)
+                rows.append(row)
+        except OSError:
+            refused[row] = f"{file} is no picture that can be read."
+    x = np.stack(pictures) if pictures else np.zeros((0, *settings["shape"]), np.uint8)
+    x = x if settings["preprocess"]["divisor"] != 1 else x / np.float32(255)
+    names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in files]
+    return Samples(as_samples(x, settings, path), rows, refused, (), {"file": names})
 
 
-def predict(
-    path: Path, allow_unknown: bool = False
-) -> tuple[list[str], NDArray[np.float32], tuple[str, ...]]:
-    """Return the class names, the probabilities of each row (rows x classes), and warnings.
+def predict(path: Path, allow_unknown: bool = False, id_columns: Sequence[str] = ()) -> Predictions:
+    """Predict for each row of a file that the model can take.
 
-    If the model predicts a number, there are no class names, and one number per row.
+    Arguments:
+        path: a table, an array or pictures
+        allow_unknown: treat words that the model never saw as missing
+        id_columns: the columns that identify rows; default: those of the schema
+
+    Raises `Unusable` if there is no prediction for any row.
     """
     settings = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
     schema = Schema.read(HERE / "schema.json") if (HERE / "schema.json").exists() else None
-    values, warnings = values_of(path, settings, schema, allow_unknown)
+    samples = read_samples(path, settings, schema, allow_unknown, id_columns)
     how = settings["preprocess"]
-    x = normalise(values, how["divisor"], how["mean"], how["std"])
+    x = normalise(samples.x, how["divisor"], how["mean"], how["std"])
+    warnings = samples.warnings
     if schema is not None:
-        warnings = (*warnings, *warn_of_outliers(schema, values, x))
+        warnings = (*warnings, *warn_of_outliers(schema, samples, x))
     fill = next(iter(how["fills"].values()), None)
     if fill is not None:
         x = fill_missing(x, fill, how["marked"])
-    if not np.isfinite(x).all():
+    is_usable = np.asarray(np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
+    refused = dict(samples.refused)
+    for row, usable in zip(samples.rows, is_usable, strict=True):
+        if not usable:
+            refused[row] = (
+                f"{path} has values in row {row} that are missing or not finite, which this model"
+                " cannot take."
+            )
+    x = x[is_usable]
+    if not len(x):
+        reason = refused[min(refused)] if refused else f"{path} has no rows."
         raise Unusable(
-            f"{path} has values that are missing or not finite, which this model cannot take."
+            f"All {len(refused)} rows are refused; the first: {reason}"
+            if len(refused) > 1
+            else reason
         )
     if not (HERE / "model.pt2").exists():
         raise Unusable(
@@ -210,10 +362,13 @@ def predict(
     with torch.no_grad():
         parts = [model(torch.from_numpy(x[at : at + ROWS])) for at in range(0, len(x), ROWS)]
     scores = torch.cat(parts)
-    if not settings["classes"]:
+    if settings["classes"]:
+        names, values = list(settings["class_names"]), scores.softmax(1).numpy()
+    else:
         mean, std = how["label"]
-        return [], (scores * std + mean).numpy(), warnings
-    return list(settings["class_names"]), scores.softmax(1).numpy(), warnings
+        names, values = [], (scores * std + mean).numpy()
+    rows = [row for row in samples.rows if row not in refused]
+    return Predictions(names, values, rows, refused, warnings, samples.ids)
 
 
 def escape_terminal(text: str) -> str:
@@ -233,6 +388,32 @@ def as_cell(text: str) -> str:
     return f"'{text}" if is_formula else text
 
 
+def table_of(predictions: Predictions) -> list[list[object]]:
+    """The rows of the csv file, the first with the names of the columns."""
+    names = [escape_terminal(name) for name in predictions.names]
+    ids = {
+        as_cell(escape_terminal(name)): [as_cell(escape_terminal(text)) for text in texts]
+        for name, texts in predictions.ids.items()
+    }
+    answers = ["probability", *(f"p({name})" for name in names)] if names else []
+    table: list[list[object]] = [["row", *ids, "prediction", *answers]]
+    for row, values in zip(predictions.rows, predictions.values, strict=True):
+        if names:
+            best = int(values.argmax())
+            probabilities = [f"{p:.6f}" for p in values]
+            cells = [as_cell(names[best]), probabilities[best], *probabilities]
+        else:
+            cells = [f"{values[0]:.6g}"]
+        table.append([row, *(texts[row - 1] for texts in ids.values()), *cells])
+    return table
+
+
+def describe_refusal(row: int, why: str, ids: Mapping[str, Sequence[str]]) -> str:
+    """One line about a row without a prediction, with the texts that identify it."""
+    known = ", ".join(f"{name} {texts[row - 1]}" for name, texts in ids.items())
+    return f"row {row}{f' ({known})' if known else ''} is refused: {why}"
+
+
 def main() -> None:
     """Parse the arguments, predict, and write the table."""
     options = argparse.ArgumentParser(
@@ -241,37 +422,39 @@ def main() -> None:
     options.add_argument("new", type=Path)
     options.add_argument("--out", type=Path, help="a csv file (default: print to the screen)")
     options.add_argument(
+        "--id",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="a column to copy to the output, which identifies rows; may be repeated",
+    )
+    options.add_argument(
         "--allow-unknown",
         action="store_true",
         help="treat words that the model never saw as missing",
     )
     args = options.parse_args()
     try:
-        names, likely, warnings = predict(args.new, args.allow_unknown)
+        predictions = predict(args.new, args.allow_unknown, args.id)
     except Unusable as why:
         sys.exit(escape_terminal(str(why)))
-    for warning in warnings:
+    for warning in predictions.warnings:
         print(escape_terminal(warning), file=sys.stderr)
-    names = [escape_terminal(name) for name in names]
-    rows: list[list[object]] = [
-        ["row", "prediction", "probability", *(f"p({name})" for name in names)]
-    ]
-    if not names:
-        rows = [
-            ["row", "prediction"],
-            *([row, f"{number[0]:.6g}"] for row, number in enumerate(likely, 1)),
-        ]
-        likely = likely[:0]
-    for row, probabilities in enumerate(likely, 1):
-        best = int(probabilities.argmax())
-        formatted = [f"{p:.6f}" for p in probabilities]
-        rows.append([row, as_cell(names[best]), formatted[best], *formatted])
+    refused = predictions.refused
+    for row in sorted(refused):
+        line = describe_refusal(row, refused[row], predictions.ids)
+        print(escape_terminal(line), file=sys.stderr)
+    table = table_of(predictions)
     if args.out:
         with args.out.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows(rows)
-        print(f"{len(rows) - 1} predictions are in {args.out}")
+            csv.writer(file).writerows(table)
+        print(f"{len(table) - 1} predictions are in {args.out}")
     else:
-        csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
+        csv.writer(sys.stdout, lineterminator="\n").writerows(table)
+    if refused:
+        count = len(refused) + len(predictions.rows)
+        print(f"{len(refused)} of {count} rows were refused.", file=sys.stderr)
+        sys.exit(SOME_REFUSED)
 
 
 if __name__ == "__main__":

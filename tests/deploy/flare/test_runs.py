@@ -299,7 +299,7 @@ def test_sites_with_another_version_or_schema_take_no_part(
     refusals = [text for text in warning_texts(summary, "during") if "takes no part" in text]
     assert sorted(refusals) == [
         (
-            f"east takes no part: east has Comity 99, the server has {version('comity')}: install"
+            f"east takes no part: it has Comity 99, the server has {version('comity')}: install"
             " the same on both sides."
         ),
         (

@@ -15,6 +15,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING
 from cryptography import x509
 
 from comity.deploy.flare import needs_flare
+from comity.deploy.flare.output import FlareOutput
 from comity.errors import ComityError, UsageError, describe_exit
 from comity.machine import signal_at_end_of_parent
 from comity.safe_files import PRIVATE_UMASK, make_private_folder, write_atomically
@@ -35,12 +38,17 @@ PR_SET_CHILD_SUBREAPER = 36
 PID = "pid"  # the file in the kit with the process id of `run_server` or `run_site`
 
 
-def run_server(folder: Path, kit: Path) -> None:
+def _print(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+def run_server(folder: Path, kit: Path, report: Callable[[str], None] = _print) -> None:
     """Run a server in the foreground until this process gets SIGTERM or SIGINT.
 
     Arguments:
         folder: the operator's folder
         kit: the server's startup kit
+        report: is called with one sentence about each error of FLARE
     """
     check_certificate(kit, "server.crt")
     _run(
@@ -54,15 +62,17 @@ def run_server(folder: Path, kit: Path) -> None:
             "fed_server.json",
         ],
         [],
+        report,
     )
 
 
-def run_site(folder: Path, kit: Path) -> None:
+def run_site(folder: Path, kit: Path, report: Callable[[str], None] = _print) -> None:
     """Run a site in the foreground until this process gets SIGTERM or SIGINT.
 
     Arguments:
         folder: the site's folder, with site.toml
         kit: the site's startup kit
+        report: is called with one sentence about each error of FLARE
     """
     name = site_name(kit)
     check_certificate(kit, "client.crt")
@@ -78,6 +88,7 @@ def run_site(folder: Path, kit: Path) -> None:
             "fed_client.json",
         ],
         [f"uid={name}"],
+        report,
         umask=PRIVATE_UMASK,
     )
 
@@ -124,8 +135,19 @@ def running(kit: Path) -> int | None:
         return None
 
 
-def _run(folder: Path, kit: Path, command: list[str], settings: list[str], umask: int = -1) -> None:
-    """Run FLARE's process of a kit; `umask` is for the files that it creates (-1: the user's)."""
+def _run(
+    folder: Path,
+    kit: Path,
+    command: list[str],
+    settings: list[str],
+    report: Callable[[str], None],
+    umask: int = -1,
+) -> None:
+    """Run FLARE's process of a kit; `umask` is for the files that it creates (-1: the user's).
+
+    What FLARE prints goes to a file in the kit. `report` is called with one sentence about each
+    error.
+    """
     needs_flare()
     import psutil
 
@@ -154,10 +176,19 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str], umask
             [sys.executable, "-u", "-m", *command, "--set", *settings],
             env=env,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
             start_new_session=True,
             umask=umask,
             preexec_fn=signal_at_end_of_parent(signal.SIGKILL),  # noqa: PLW1509 -- a single system call
         )
+        # The lines of FLARE's job processes arrive here, too: they inherit its output.
+        reader = threading.Thread(
+            target=_read_output, args=(flare, FlareOutput(kit, report), signals), daemon=True
+        )
+        reader.start()
         try:
             waiting = True
             if not signals:
@@ -168,6 +199,7 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str], umask
             waiting = False
             end_all([child.pid for child in me.children()])
             flare.wait()
+            reader.join(GRACE)
     finally:
         (kit / PID).unlink(missing_ok=True)
         for number, handler in before.items():
@@ -177,6 +209,13 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str], umask
             f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say"
             " why."
         )
+
+
+def _read_output(flare: subprocess.Popen[str], output: FlareOutput, signals: Sequence[int]) -> None:
+    """Read all lines that FLARE prints. What it prints while it is ended is no news."""
+    assert flare.stdout is not None
+    for line in flare.stdout:
+        output.add(line, report=not signals)
 
 
 def _adopt_orphans() -> None:

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Invite:
     host: str
     port: int
     fingerprint: str
+    operator: str = ""
+    """Who runs the server, in words; the disclosure pages of sites name the operator."""
 
     def save(self, file: Path) -> None:
         """Write the invitation as a JSON file."""
@@ -66,6 +68,7 @@ class Invite:
                 str(content["host"]),
                 int(content["port"]),
                 str(content["fingerprint"]),
+                str(content.get("operator", "")),
             )
         except OSError as why:
             raise UsageError(f"The invitation {file} cannot be read: {why.strerror}.") from None
@@ -80,9 +83,10 @@ def init(
     port: int,
     researcher: str = "lead@comity.local",
     project: str = "comity",
+    operator: str = "",
 ) -> Invite:
     """Make the root, the server's kit and the researcher's kit in `folder`, and the invitation for
-    sites.
+    sites, which names the `operator`.
     """
     needs_flare()
     if not 0 < port < 65536:
@@ -104,6 +108,7 @@ def init(
         for path in (folder / ROOT, folder / SERVER, folder / LEAD):
             shutil.rmtree(path, ignore_errors=True)
         raise
+    invite = replace(invite, operator=operator)
     invite.save(folder / INVITE)
     return invite
 
