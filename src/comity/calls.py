@@ -71,6 +71,7 @@ class Settings(TypedDict, total=False):
     eval_share: float
     patience: int | None
     metric: str | Function
+    calibrate: str
     augment: str
     bn: Literal["all", "params_only", "none"]
     init: Literal["common", "random", "own"]
@@ -129,6 +130,7 @@ def run(
     eval_share: float = 1.0,
     patience: int | None = None,
     metric: str | Function = "accuracy",
+    calibrate: str = "none",
     augment: str = "none",
     bn: Literal["all", "params_only", "none"] = "all",
     init: Literal["common", "random", "own"] = "common",
@@ -200,6 +202,8 @@ def run(
         metric: metric that rounds, settings and methods are chosen by: accuracy, balanced_accuracy,
             macro_f1, auc, sensitivity, specificity, r2, a ./file.py, or a function of (truth,
             answer)
+        calibrate: calibrate each party's final model on its own validation samples: none,
+            threshold, threshold(specificity=0.9), temperature or platt
         augment: random augmentation of training images, as in flip|crop(pad=4)|rotate(degrees=10)
         bn: which BatchNorm values are shared: all, its weights but no running statistics (better
             where inputs differ, worse where labels do), or none

@@ -188,14 +188,15 @@ def test_a_run_reports_auc_at_its_end(classes: int, metric: str, text: str, tmp_
 def test_each_party_sends_one_number_per_metric(tmp_path: Path) -> None:
     """Two scores of three numbers go to the server each round. At the end the answers follow
     (truth, answer and score of each test sample) and one number for each metric. The samples of cyd
-    have one class only, so that it has neither AUC nor specificity.
+    have one class only, so that it has neither AUC nor specificity, and of the measures of
+    calibration the Brier score alone.
     """
     result = run(2, tmp_path)
     eval_bytes = {
         (r.round, r.src): r.bytes for r in result.ledger if r.kind == "eval" and r.src != "server"
     }
     tests = {name: len(party.test) for name, party in sites(2).parties.items()}
-    metrics = {"ann": 5, "bob": 5, "cyd": 3}
+    metrics = {"ann": 8, "bob": 8, "cyd": 4}
     final = {name: 24 + 12 * tests[name] + 4 * many for name, many in metrics.items()}
     assert eval_bytes == {(t, name): 24 for t in range(3) for name in final} | {
         (3, name): size for name, size in final.items()

@@ -49,6 +49,7 @@ def _names_by_parameter() -> dict[str, list[str]]:
     """Return the possible values of options and arguments, by the name of the parameter."""
     from comity import algorithms, data, models, papers
     from comity.cli.catalogue import LISTS
+    from comity.metrics.calibration import WAYS
     from comity.metrics.metrics import ELIGIBLE
 
     methods = algorithms.names()
@@ -60,6 +61,7 @@ def _names_by_parameter() -> dict[str, list[str]]:
         "model": [str(row["name"]) for row in models.catalogue()],
         "partition": [str(row["name"]) for row in data.partition_catalogue()],
         "metric": list(ELIGIBLE),
+        "calibrate": list(WAYS),
         "name": [str(row["name"]) for row in papers.catalogue()],
         "scale": list(papers.SCALES),
     }

@@ -34,7 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "opt_state",
     ),
     "Rounds": ("rounds", "participation", "patience", "seed", "set", "party"),
-    "Evaluation": ("metric", "eval_every", "eval_share", "newcomers", "join_epochs"),
+    "Evaluation": ("metric", "calibrate", "eval_every", "eval_share", "newcomers", "join_epochs"),
     "Absent parties": ("absent", "min_replies", "on_nonfinite"),
     "Privacy": ("budget", "secure_aggregation", "secure_aggregation_range"),
     "Where it runs": ("device", "engine", "workers", "gpus", "cache", "partial_sums"),

@@ -57,6 +57,8 @@ class Party:
     """The metric of the run, which is computed in every evaluation beside accuracy (see
     `metrics/metrics.py`).
     """
+    calibrate: str = "none"
+    """How its final model is calibrated (see `metrics/calibration.py`)."""
     own_start: bool = False
     """Whether it starts from its own random weights (`init = "own"`) instead of the common ones."""
     key: Key = field(default=Key(0))

@@ -51,7 +51,8 @@ class AtSite(Result):
         data = self.run.federation
         names = data.class_names or tuple(map(str, range(data.classes)))
         inputs = Inputs(data.shape, data.preprocess.for_party(party), data.schema_at(party))
-        return Deployed(*site.deployed(Message(content, version)), inputs, names)
+        task, theta = site.deployed(Message(content, version))
+        return Deployed(task, theta, inputs, names, site.calibration(task, theta))
 
     def state(self, party: str) -> object:
         assert self.run is not None

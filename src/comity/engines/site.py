@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from comity.algorithms.dp import Dp
+from comity.algorithms.ldp import Ldp
 from comity.base.call import CallId, Message, PartyResult, stream_name
 from comity.base.finite import is_finite, not_finite
 from comity.base.key import Key
@@ -19,6 +21,7 @@ from comity.engines.running_call import KeptMoments, RunningCall
 from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
 from comity.errors import ComityError
+from comity.metrics.calibration import UNCALIBRATED, Calibration, calibrate
 from comity.metrics.evaluation import Evaluation, evaluate
 from comity.training.descent import train_outside
 from comity.training.requests import plain
@@ -127,8 +130,22 @@ class Site:
         return self.algorithm.party_for(self.party, self.mine).task, theta
 
     def evaluate(self, message: Message, final: bool) -> Evaluation:
-        """Evaluate the model that the party would deploy on its own data."""
-        return evaluate(*self.deployed(message), self.party.data, final, self.party.metric)
+        """Evaluate the model that the party would deploy on its own data, calibrated after the last
+        round (`final`).
+        """
+        task, theta = self.deployed(message)
+        calibration = self.calibration(task, theta) if final else UNCALIBRATED
+        return evaluate(task, theta, self.party.data, final, self.party.metric, calibration)
+
+    def calibration(self, task: LearningTask, theta: Params) -> Calibration:
+        """The calibration of a model, fitted on the party's own samples."""
+        return calibrate(
+            self.party.calibrate,
+            task,
+            theta,
+            self.party.data,
+            only_validation=hides_training_samples(self.algorithm),
+        )
 
     def evaluate_solo(self, t: int) -> Evaluation:
         """Evaluate a model trained on the party's data alone: the warm-up of a method without
@@ -186,6 +203,13 @@ class Site:
 
     def _to_device(self, tree: Any) -> Any:
         return on_device(tree, self._device)
+
+
+def hides_training_samples(algorithm: AnyAlgorithm) -> bool:
+    """Whether a method adds noise to hide training samples. Nothing else that leaves a party, such
+    as the figures of its calibrated model, may then depend on them.
+    """
+    return any(isinstance(part, Dp | Ldp) for part in chain(algorithm))
 
 
 def _has_values(tree: Any) -> bool:

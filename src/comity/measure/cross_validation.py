@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from comity.errors import ComityError
-from comity.measure.gain import AT_ONCE, Z95, Folds, Gain
+from comity.measure.gain import AT_ONCE, Folds, Gain
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import Metric, relevant_classes
+from comity.metrics.reliability import Z95
 
 
 @dataclass(frozen=True)

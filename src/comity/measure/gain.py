@@ -17,9 +17,9 @@ from comity.base.key import Key
 from comity.errors import ComityError
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import ACCURACY, METRICS, TWO, Metric
+from comity.metrics.reliability import Z95
 from comity.runs.folder import RunFolder
 
-Z95 = 1.959963984540054
 AT_ONCE = 4_000_000  # samples drawn in one batch, to bound the memory
 
 

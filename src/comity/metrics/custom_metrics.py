@@ -44,6 +44,7 @@ RESERVED = {
     "seed",
     "model",
     "metric",
+    "calibrate",
     "newcomers",
     "diverged",
     "absent",

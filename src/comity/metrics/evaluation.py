@@ -13,6 +13,7 @@ from torch import Tensor
 from comity.base.content import Content, describe
 from comity.base.record import Params, record
 from comity.base.samples import PartyData, Samples
+from comity.metrics.calibration import UNCALIBRATED, Calibration
 from comity.metrics.metrics import ACCURACY, METRICS, TWO, metrics_for
 from comity.training.kernels import squared_error
 from comity.training.task import LearningTask, in_chunks
@@ -99,12 +100,20 @@ class Evaluation:
 
 
 def evaluate(
-    task: LearningTask, theta: Params, data: PartyData, final: bool, metric: str = ACCURACY.name
+    task: LearningTask,
+    theta: Params,
+    data: PartyData,
+    final: bool,
+    metric: str = ACCURACY.name,
+    calibration: Calibration = UNCALIBRATED,
 ) -> Evaluation:
     """Evaluate a model on a party's data, by accuracy, loss and `metric`.
 
     After the last round (`final`), all metrics that fit the task are computed, and the predictions
     of the test samples are returned, too.
+
+    The calibration is applied to test samples only: it may have been fitted on the validation
+    samples, whose scores would then be too good.
     """
 
     def logits_of(part: Samples) -> Tensor:
@@ -115,6 +124,8 @@ def evaluate(
     names = _except_accuracy([metric])
     validation = _score(task, logits_of(data.validation), data.validation.y, names, data.unit)
     logits = logits_of(data.test)
+    if len(data.test):
+        logits = calibration.apply(logits)
     if not final:
         return Evaluation(validation, _score(task, logits, data.test.y, names, data.unit), None)
     fitting = [fitting_metric.name for fitting_metric in metrics_for(task.classes)]

@@ -8,6 +8,7 @@ itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from comity.errors import UsageError
 from comity.metrics.auc import areas
+from comity.metrics.reliability import brier, calibration_intercepts, calibration_slopes
 
 TWO = 2
 
@@ -53,6 +55,10 @@ class Metric:
     """Whether it compares the scores of two samples of two classes, which must then be of the same
     model.
     """
+    can_be_infinite: bool = False
+    """Whether it is infinite for some predictions of a model that has not diverged. Such a model
+    has no value of it.
+    """
     draws: int = 2_000
     """The number of bootstrap samples of an interval."""
     has_function: bool = True
@@ -72,14 +78,15 @@ class Metric:
     def of(self, scores: Tensor, y: Tensor) -> float | None:
         """Return the value for a model's scores (samples x classes) and labels.
 
-        It is None where the metric is not defined for these labels, and NaN where the model has
-        diverged.
+        It is None where the metric is not defined for these labels or, if it can be, infinite; and
+        NaN where the model has diverged.
         """
         if not self.is_defined(y):
             return None
-        return float(
+        value = float(
             self.figures(scores, y, torch.ones(1, len(y), dtype=torch.double, device=y.device))
         )
+        return None if self.can_be_infinite and math.isinf(value) else value
 
 
 def _counts(scores: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,6 +115,11 @@ def _macro_f1(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 def _auc_micro(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     right = F.one_hot(y, scores.shape[1]).flatten().bool()
     return areas(scores.flatten(), right, weights.repeat_interleave(scores.shape[1], 1))
+
+
+def _score(scores: Tensor) -> Tensor:
+    """Return the second class's score minus the first's."""
+    return scores[:, 1] - scores[:, 0]
 
 
 def _r2(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -153,7 +165,7 @@ METRICS = Metrics(
             "auc",
             "AUC",
             "the chance that a sample of class 1 has a higher score than one of class 0",
-            lambda scores, y, weights: areas(scores[:, 1] - scores[:, 0], y == 1, weights),
+            lambda scores, y, weights: areas(_score(scores), y == 1, weights),
             is_defined=_has_two_values,
             fits=lambda classes: classes == TWO,
             compares_scores=True,
@@ -175,6 +187,42 @@ METRICS = Metrics(
             is_defined=lambda y: bool((y == 0).any()),
             fits=lambda classes: classes == TWO,
             only=0,
+        ),
+        Metric(
+            "brier",
+            "Brier score",
+            "the squared difference between the probability of class 1 and the outcome, averaged;"
+            " 0 is the best",
+            lambda scores, y, weights: brier(_score(scores), y, weights),
+            fits=lambda classes: classes == TWO,
+            higher=False,
+            percent=False,
+            eligible=False,
+        ),
+        Metric(
+            "calibration_slope",
+            "calibration slope",
+            "the slope of the outcome on the score: 1 is right, and less says that probabilities"
+            " are too extreme",
+            lambda scores, y, weights: calibration_slopes(_score(scores), y, weights),
+            is_defined=_has_two_values,
+            fits=lambda classes: classes == TWO,
+            bounded=False,
+            percent=False,
+            eligible=False,
+            can_be_infinite=True,
+        ),
+        Metric(
+            "calibration_intercept",
+            "calibration intercept",
+            "what is to be added to all scores to predict class 1 as often as it occurs: 0 is"
+            " right, and less says that its probabilities are too high",
+            lambda scores, y, weights: calibration_intercepts(_score(scores), y, weights),
+            is_defined=_has_two_values,
+            fits=lambda classes: classes == TWO,
+            bounded=False,
+            percent=False,
+            eligible=False,
         ),
         Metric(
             "auc_micro",

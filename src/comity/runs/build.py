@@ -25,18 +25,20 @@ from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.process import ProcessEngine
 from comity.engines.ray_cluster import BuiltSites, Recipe, check_installed
 from comity.engines.ray_engine import RayEngine
+from comity.engines.site import hides_training_samples
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import Batched, gains_by_stacking
 from comity.engines.watched import Watched
 from comity.errors import UsageError
+from comity.metrics.calibration import calibration_split
 from comity.metrics.custom_metrics import is_custom, load_metric
-from comity.metrics.metrics import METRICS, check_fits
+from comity.metrics.metrics import LEAST, LEAST_OF_CLASS, METRICS, TWO, check_fits
 from comity.models.named_files import named_files
 from comity.models.pretrained import Pretrained
 from comity.names import display_name
 from comity.plugins import digest
 from comity.runs import config
-from comity.runs.config import WHERE, Experiment
+from comity.runs.config import WHERE, Experiment, is_calibrated
 from comity.runs.context import PartyInfos, RunContext
 from comity.runs.environment import cores
 from comity.runs.party_side import make_party
@@ -46,6 +48,7 @@ from comity.runs.server_run import ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.runs.trust import code_of
 from comity.spec import split
+from comity.text import join_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +65,15 @@ class SimulatedRun(ServerRun):
         """The key of all randomness. The noise depends on these settings and data, so another run
         with the same seed has other noise.
 
-        The number of rounds, absences and the engine are excluded: they do not change the rounds
-        themselves. Secure aggregation is for runs between sites.
+        The number of rounds, absences, the engine and the calibration after the last round are
+        excluded: they do not change the rounds themselves. Secure aggregation is for runs between
+        sites.
         """
         # The values in a file of weights count, and not where it is.
         settings = self.experiment.model_dump(
             exclude=WHERE
             | {"weights", "rounds", "eval_every", "eval_share", "patience", "absent"}
-            | {"secure_aggregation", "secure_aggregation_range"}
+            | {"secure_aggregation", "secure_aggregation_range", "calibrate"}
         )
         networks = {id(task): task.network for task in self.info.tasks}.values()
         digests = [n.given_digest + n.digest for n in networks if isinstance(n, Pretrained)]
@@ -77,6 +81,49 @@ class SimulatedRun(ServerRun):
             [repr(sorted(settings.items())), self.federation.fingerprint(), *digests]
         ).encode()
         return Key.root(self.experiment.seed, secret)
+
+    def method_warnings(self) -> list[str]:
+        return [*super().method_warnings(), *self._calibration_warnings()]
+
+    def _calibration_warnings(self) -> list[str]:
+        """A sentence about parties whose models are calibrated on other than validation samples, or
+        not at all.
+        """
+        if not is_calibrated(self.experiment):
+            return []
+        only_validation = hides_training_samples(self.algorithm)
+        splits = {
+            party.name: calibration_split(
+                party.data, self.info.task.classes, only_validation=only_validation
+            )
+            for party in self.parties[: len(self.info.names)]
+        }
+        few = (
+            f"fewer than {LEAST_OF_CLASS} of a class"
+            if self.info.task.classes == TWO
+            else f"fewer than {LEAST}"
+        )
+        how = f"calibrate={self.experiment.calibrate}"
+        advice = "a larger --validation has more"
+        texts = []
+        if on_training := [name for name, split in splits.items() if split == "train"]:
+            texts.append(
+                f"{how} is fitted on the training samples of {join_names(on_training)}, as there"
+                f" are too few validation samples ({few}): {advice}."
+            )
+        if left_out := [name for name, split in splits.items() if split is None]:
+            hidden = (
+                ", and the noise of the method hides the training samples"
+                if only_validation
+                else ", and training samples of one class only"
+            )
+            texts.append(
+                f"{how} leaves the models of {join_names(left_out)} as they are: there are too few"
+                f" validation samples ({few}){hidden}; {advice}."
+            )
+        if self.info.newcomers:
+            texts.append(f"{how} leaves the models of newcomers as they are.")
+        return texts
 
     def warnings(self) -> list[str]:
         """Warnings for the user before this run, a sentence each: about the data, and about the

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comity.core.participation import ABSENT, NOT_FINITE
+from comity.metrics.calibration import NONE
 from comity.runs.run_warnings import RunWarning, add_warnings
+from comity.spec import parse
 from comity.text import join_names
 
 
@@ -28,6 +30,7 @@ def caveats(summary: Mapping[str, Any]) -> list[str]:
         *_withheld(withheld, as_of),
         *_at_the_end({party: t for party, t in as_of.items() if party not in withheld}),
         *_diverged(summary.get("diverged", ())),
+        *_one_class(summary),
     ]
 
 
@@ -112,6 +115,45 @@ def _diverged(parties: Sequence[str]) -> list[str]:
         ]
         if parties
         else []
+    )
+
+
+def _one_class(summary: Mapping[str, Any]) -> list[str]:
+    """Caveats on models that predict the same one of two classes for all test samples, although
+    these have another.
+    """
+    recall: list[Mapping[str, float]] = [
+        (summary.get(name) or {}).get("per_party", {}) for name in ("specificity", "sensitivity")
+    ]
+    texts = []
+    for missed, metric in ((1, "sensitivity"), (0, "specificity")):
+        parties = [
+            party
+            for party, share in recall[missed].items()
+            if share == 0
+            and recall[1 - missed].get(party, 1.0) == 1
+            and party not in summary.get("diverged", ())
+        ]
+        if parties:
+            texts.append(_never_predicted(summary, parties, missed, metric))
+    return texts
+
+
+def _never_predicted(
+    summary: Mapping[str, Any], parties: Sequence[str], missed: int, metric: str
+) -> str:
+    classes = summary.get("classes") or ["0", "1"]
+    areas: Mapping[str, float] = (summary.get("auc") or {}).get("per_party", {})
+    texts = sorted(f"{areas[party]:.1%}" for party in parties if party in areas)
+    ends = " to ".join(dict.fromkeys([*texts[:1], *texts[-1:]]))
+    hidden = f" under an AUC of {ends}" if texts else ""
+    if parse(summary.get("calibrate", NONE)).name == "threshold":
+        advice = "The samples that thresholds are chosen on are too few, or unlike the test samples"
+    else:
+        advice = "--calibrate threshold chooses each party's threshold on its validation samples"
+    return (
+        f"At {join_names(parties)} the final model never predicts class {classes[missed]}, which"
+        f" test samples are of: {metric} is 0.0%{hidden}. {advice}."
     )
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from comity.errors import UsageError, quote, unknown
+from comity.metrics.calibration import NONE, parse_calibrate
 from comity.metrics.custom_metrics import is_custom
 from comity.metrics.metrics import ACCURACY, ELIGIBLE
 from comity.models.named_files import located
@@ -187,6 +188,13 @@ class Experiment(BaseModel):
             " ./file.py"
         ),
     )
+    calibrate: str = Field(
+        NONE,
+        description=(
+            "calibrate each party's final model on its own validation samples: none, threshold,"
+            " threshold(specificity=0.9), temperature or platt"
+        ),
+    )
     augment: str = Field(
         "none",
         description=(
@@ -354,6 +362,11 @@ rounding.
 """
 
 
+def is_calibrated(experiment: Experiment) -> bool:
+    """Whether the parties' final models are calibrated."""
+    return experiment.calibrate != NONE
+
+
 def experiment(settings: Mapping[str, Any]) -> Experiment:
     """A validated experiment. Raises UsageError with one sentence that says what is wrong."""
     for name, value in settings.items():
@@ -381,6 +394,7 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         if party.steps is not None and party.epochs is not None:
             raise UsageError(f"Give {name} either epochs or steps, not both.")
     result.training()
+    parse_calibrate(result.calibrate)
     return result
 
 

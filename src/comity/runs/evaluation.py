@@ -15,6 +15,7 @@ from comity.core.server import Server, cohort
 from comity.engines.engine import Engine
 from comity.metrics.evaluation import Evaluation, Score
 from comity.metrics.metrics import ACCURACY, METRICS
+from comity.runs.config import is_calibrated
 from comity.runs.figures import mean
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import ServerRun
@@ -123,6 +124,7 @@ def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: b
         and job.info.task.classes
         and job.algorithm.traits.one_model
         and not any(task.private for task in job.info.tasks)
+        and not (final and is_calibrated(job.experiment))  # parties then have different ones
     ):
         server.note("accuracy", evaluations.pooled, None, "pooled")
     if final:

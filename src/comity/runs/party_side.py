@@ -11,6 +11,7 @@ from comity.base.key import Key
 from comity.base.samples import PartyData
 from comity.core.party import Party
 from comity.errors import UsageError
+from comity.metrics.calibration import NONE
 from comity.metrics.metrics import METRICS
 from comity.runs.context import RunContext
 from comity.training.settings import Training
@@ -25,9 +26,21 @@ def make_party(context: RunContext, number: int, data: PartyData) -> Party:
     training = training_of(context, number, len(data.train))
     place, metric = roster.places[number], METRICS[context.experiment.metric].name
     own_start = context.experiment.init == "own"
+    # A newcomer's model is compared with others before and after it joins, as they are.
+    calibrate = context.experiment.calibrate if number < roster.from_start else NONE
     key = Key.root(context.experiment.seed).fold("party", place, "outside of works")
     return Party(
-        number, name, task, training, data, roster.from_start, {}, place, metric, own_start, key
+        number,
+        name,
+        task,
+        training,
+        data,
+        federation_size=roster.from_start,
+        place=place,
+        metric=metric,
+        calibrate=calibrate,
+        own_start=own_start,
+        key=key,
     )
 
 

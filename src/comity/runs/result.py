@@ -17,6 +17,7 @@ from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, unknown
 from comity.frames import frame
 from comity.html import page, sentences, view
+from comity.metrics.calibration import UNCALIBRATED, Calibration
 from comity.privacy.account import PrivacyCharge
 from comity.runs.build import SimulatedRun
 from comity.runs.checkpoint import Checkpoints
@@ -39,6 +40,8 @@ class Deployed:
     inputs: Inputs
     class_names: tuple[str, ...]
     """The party's names of the classes, by number."""
+    calibration: Calibration = UNCALIBRATED
+    """How its logits are calibrated (`calibrate`), and by which of the party's samples."""
 
     def __repr__(self) -> str:
         values = sum(tensor.numel() for tensor in self.theta.values())
@@ -53,8 +56,8 @@ class Deployed:
         return page(repr(self)[1:-1], sentences([hint]))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits of samples that are preprocessed already."""
-        return in_chunks(lambda part: self.task.logits(self.theta, part), x)
+        """Calibrated logits of samples that are preprocessed already."""
+        return self.calibration.apply(in_chunks(lambda part: self.task.logits(self.theta, part), x))
 
     def predict_proba(self, x: Any) -> Tensor:
         """Class probabilities of each sample. The party's preprocessing is applied first.
@@ -184,11 +187,14 @@ class Result:
         state = self._party_state(i, checkpoints)
         message = self.job.algorithm.message_for(checkpoints.server_state(), i)
         theta = self.job.algorithm.deployed_model(state, message, owner)
+        task = self.job.algorithm.party_for(owner, state).task
+        site = Site(self.job.algorithm, owner, self.job.root)
         return Deployed(
-            self.job.algorithm.party_for(owner, state).task,
+            task,
             theta,
             self._inputs(party),
             self._class_names(party),
+            site.calibration(task, theta),
         )
 
     def _inputs(self, party: str) -> Inputs:

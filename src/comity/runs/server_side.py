@@ -15,6 +15,7 @@ from comity.core.party import Info
 from comity.core.server import cohort
 from comity.core.wrapper import chain
 from comity.errors import UsageError, unknown
+from comity.metrics.calibration import check_calibrate
 from comity.names import display_name
 from comity.runs.config import Experiment
 from comity.runs.context import RunContext
@@ -40,6 +41,7 @@ def resolve_method(context: RunContext) -> tuple[AnyAlgorithm, Info]:
             f"min_replies must be at most {len(info.names)}, the number of parties, not"
             f" {experiment.min_replies}."
         )
+    check_calibrate(experiment.calibrate, context.party_infos.classes)
     if experiment.init == "random" and experiment.weights:
         raise UsageError(
             "init=random draws all weights, and weights names a file of them: leave out one of the"

@@ -11,6 +11,7 @@ from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric, metrics_for
+from comity.runs.config import is_calibrated
 from comity.runs.figures import by_round, carry_forward, is_figure, mean
 from comity.runs.run_warnings import RunWarning, add_warnings
 from comity.runs.server_run import ServerRun
@@ -261,6 +262,7 @@ def summarise(
         "seed": job.experiment.seed,
         "model": job.experiment.model,
         "metric": job.metric.name,
+        **({"calibrate": job.experiment.calibrate} if is_calibrated(job.experiment) else {}),
         "accuracy": accuracy_block,
         **others,
         "newcomers": _newcomers(rows, main.name),

@@ -27,6 +27,7 @@ from comity.data.federation import Preprocess
 from comity.data.inputs import Inputs
 from comity.data.preparation import Schema, Unusable
 from comity.errors import ComityError, UsageError
+from comity.metrics.calibration import Calibration
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.exported import SETTINGS, WEIGHTS, no_model_in, read_weights
 from comity.models.low_rank import LowRank, without_factors
@@ -37,6 +38,7 @@ from comity.runs.result import Deployed, Result
 from comity.runs.summary import blocks
 from comity.runs.trust import check, code_in, mark
 from comity.safe_files import make_folder, write_atomically
+from comity.spec import parse
 from comity.studies import predict
 from comity.training.settings import Training
 from comity.training.task import LearningTask
@@ -65,15 +67,15 @@ class ExportedNetwork(nn.Module):
     def __init__(self, deployed: Deployed) -> None:
         super().__init__()
         self._task = deployed.task
+        self._calibration = deployed.calibration
         self._names = list(deployed.theta)
         for k, name in enumerate(self._names):
             self.register_buffer(f"weight_{k}", deployed.theta[name])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of each class."""
-        return self._task.logits(
-            {name: getattr(self, f"weight_{k}") for k, name in enumerate(self._names)}, x
-        )
+        """Return the scores of each class, calibrated."""
+        theta = {name: getattr(self, f"weight_{k}") for k, name in enumerate(self._names)}
+        return self._calibration.apply(self._task.logits(theta, x))
 
 
 def export(result: Result, party: str, out: Path) -> list[str]:
@@ -150,6 +152,7 @@ def _model_settings(result: Result, party: str, deployed: Deployed) -> dict[str,
         "class_names": deployed.class_names,
         "preprocess": asdict(deployed.inputs.preprocess),
         "scaled_by": _scaled_by(federation, party),
+        "calibration": asdict(deployed.calibration),
         "dataset": federation.name,
         "rounds": summary["rounds"],
         "seed": how.seed,
@@ -259,6 +262,8 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
             how["divisor"], mean, std, indicator_columns, fills, label=(middle, spread)
         )
         schema = Schema.read(folder / "schema.json") if (folder / "schema.json").exists() else None
+        # Earlier versions had no calibration.
+        calibration = Calibration(**settings.get("calibration", {}))
     except UsageError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Unusable) as why:
@@ -269,7 +274,11 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
     party = Party(0, settings["party"], task, Training(), PartyData(dummy, dummy, dummy))
     task = algorithm.party_for(party, state.mine).task
     return Deployed(
-        task, state.theta, Inputs(shape, preprocess, schema), tuple(settings["class_names"])
+        task,
+        state.theta,
+        Inputs(shape, preprocess, schema),
+        tuple(settings["class_names"]),
+        calibration,
     )
 
 
@@ -320,6 +329,7 @@ def _card(settings: dict[str, Any], schema: Schema | None, files: set[str]) -> s
         f"Use: {command} takes samples as {settings['party']} has them and prints {prints} for"
         f" each. It needs torch and numpy.{promise}",
         *onnx,
+        *_about_calibration(settings),
         f"Numbers are scaled by {settings['scaled_by']} (`model.json`, `preprocess`).",
         f"The weights were learned from this party's data and, through {method}, from others':"
         " treat them as such.",
@@ -327,6 +337,24 @@ def _card(settings: dict[str, Any], schema: Schema | None, files: set[str]) -> s
     ]
     text = f"# The model of {settings['party']}\n\n" + "".join(f"- {item}\n" for item in items)
     return text + (_columns(schema) if schema else "")
+
+
+def _about_calibration(settings: dict[str, Any]) -> list[str]:
+    """Return a sentence about the calibration, if there is one."""
+    calibration = Calibration(**settings["calibration"])
+    if not calibration.samples:
+        return []
+    kind = "training" if calibration.samples == "train" else calibration.samples
+    text = (
+        f"Calibrated by {calibration.how} on this party's {kind} samples: scores are multiplied by"
+        f" {calibration.scale:.6g}"
+    )
+    if calibration.shift:
+        text += f", and {calibration.shift:.6g} is added to that of {settings['class_names'][1]}"
+    text += ". All files of this model include it."
+    if parse(calibration.how).name == "threshold":
+        text += " It moves probabilities, too: 50% is where the prediction changes."
+    return [text]
 
 
 def _columns(schema: Schema) -> str:

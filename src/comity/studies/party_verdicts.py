@@ -14,8 +14,9 @@ from scipy.special import stdtrit
 
 from comity.data import Federation
 from comity.data.split import Share
-from comity.measure.gain import Z95, Folds, Gain
+from comity.measure.gain import Folds, Gain
 from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
+from comity.metrics.reliability import Z95
 
 MOST = 12
 """The most parties that are printed one by one; of more, only the first `FIRST`."""

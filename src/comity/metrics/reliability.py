@@ -1,0 +1,189 @@
+"""How far predicted probabilities agree with outcomes, for two classes: the Brier score, the
+calibration slope and intercept, and the bins of a reliability curve.
+
+All start from the score of a sample, the second logit minus the first: the probability of class 1
+is its sigmoid.
+
+Sums are taken as sums, not as products of matrices: the last bits of the latter depend on where
+their tensors are in memory, and all engines must agree on every bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BINS = 10
+"""The bins of a reliability curve, of equal width."""
+Z95 = 1.959963984540054
+"""The normal quantile of a two-sided 95% interval."""
+TINY = 1e-12
+"""A step of Newton's method after which the next would change nothing."""
+NEWTON_STEPS = 100
+"""More than a fit that exists needs: about ten."""
+
+
+def brier(score: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean squared difference between the probability of class 1 and the outcome, for
+    each row of weights.
+    """
+    error = (score.to(weights.dtype).sigmoid() - y.to(weights.dtype)).square()
+    return (weights * error).sum(1) / weights.sum(1)
+
+
+def calibration_slopes(score: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Return the slope of a logistic regression of the outcome on the score, for each row of
+    weights: 1 if probabilities are as extreme as they should be, less if they are too extreme.
+
+    It is infinite where a threshold separates the classes, and NaN where a score is NaN.
+    """
+    return torch.stack([_slope(score.double(), y.double(), row) for row in weights])
+
+
+def calibration_intercepts(score: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Return how much is to be added to all scores so that the mean probability of class 1 is its
+    share, for each row of weights: less than 0 if class 1 is predicted with too high probabilities.
+    """
+    return torch.stack([_intercept(score.double(), y.double(), row) for row in weights])
+
+
+def _slope(score: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    if not score.isfinite().all():
+        return score.new_tensor(math.nan)
+    counted = weight > 0
+    ones, zeros = score[counted & (y == 1)], score[counted & (y == 0)]
+    if not len(ones) or not len(zeros):
+        return score.new_tensor(math.nan)
+    if ones.min() >= zeros.max() or ones.max() <= zeros.min():
+        return score.new_tensor(math.inf)
+    return score.new_tensor(fit_line(score, y, weight)[0])
+
+
+def _intercept(score: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    share = (weight * y).sum() / weight.sum()
+    if not score.isfinite().all() or not 0 < share < 1:
+        return score.new_tensor(math.nan)
+    return score.new_tensor(fit_intercept(score, y, weight))
+
+
+def fit_line(score: Tensor, target: Tensor, weight: Tensor) -> tuple[float, float]:
+    """Return the slope and the intercept of a logistic regression of targets between 0 and 1 on
+    scores: the maximum of the likelihood, by Newton's method with step halving.
+
+    The caller makes sure that a finite maximum exists: no threshold on the scores separates targets
+    of 0 from targets of 1, and the scores differ.
+    """
+    middle, spread = float(score.mean()), float(score.std())
+    x = (score - middle) / spread
+
+    def total(values: Tensor) -> float:
+        return float((weight * values).sum())
+
+    def loss(a: float, b: float) -> float:
+        return total(F.softplus(a * x + b) - target * (a * x + b))
+
+    a, b = 0.0, 0.0
+    for _ in range(NEWTON_STEPS):
+        chance = (a * x + b).sigmoid()
+        gradient = total((chance - target) * x), total(chance - target)
+        width = chance * (1 - chance)
+        xx, x1, one = total(width * x * x), total(width * x), total(width)
+        determinant = xx * one - x1 * x1
+        if determinant <= 0:
+            break
+        step_a = (one * gradient[0] - x1 * gradient[1]) / determinant
+        step_b = (xx * gradient[1] - x1 * gradient[0]) / determinant
+        most = loss(a, b) * (1 + TINY)  # near the optimum, losses differ by rounding only
+        while loss(a - step_a, b - step_b) > most and max(abs(step_a), abs(step_b)) > TINY:
+            step_a, step_b = step_a / 2, step_b / 2
+        a, b = a - step_a, b - step_b
+        if max(abs(step_a), abs(step_b)) <= TINY:
+            break
+    return a / spread, b - a * middle / spread
+
+
+def fit_intercept(score: Tensor, target: Tensor, weight: Tensor) -> float:
+    """Return what is to be added to the scores so that the mean of their sigmoids is the mean of
+    the targets, which is neither 0 nor 1.
+    """
+    total = float((weight * target).sum())
+    # A mean of 1e-9 is reached about 21 below the score of its sample; 50 are more than enough.
+    return root(
+        lambda added: float((weight * (score + added).sigmoid()).sum()) - total,
+        float(-score.max()) - 50,
+        float(-score.min()) + 50,
+    )
+
+
+def root(increasing: Callable[[float], float], low: float, high: float) -> float:
+    """Return where an increasing function crosses zero between two numbers, by bisection; the
+    nearer end if it does not.
+
+    Examples:
+        >>> round(root(lambda x: x**3 - 8, 0.0, 10.0), 6)
+        2.0
+    """
+    while True:
+        middle = (low + high) / 2
+        if not low < middle < high:  # no number is between them
+            return middle
+        if increasing(middle) < 0:
+            low = middle
+        else:
+            high = middle
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The samples whose probability of class 1 is in one interval."""
+
+    low: float
+    high: float
+    count: int
+    probability: float
+    """The mean predicted probability."""
+    share: float
+    """The share of samples that are of class 1."""
+    interval: tuple[float, float]
+    """The 95% interval of the share, by Wilson."""
+
+
+def reliability_curve(score: Tensor, y: Tensor, bins: int = BINS) -> list[Bin]:
+    """Return the bins of equal width that have samples, from low to high probabilities."""
+    chance = score.double().sigmoid()
+    number = (chance * bins).long().clamp(max=bins - 1)
+    curve = []
+    for k in number.unique().tolist():
+        inside = number == k
+        count, hits = int(inside.sum()), int((y[inside] == 1).sum())
+        curve.append(
+            Bin(
+                k / bins,
+                (k + 1) / bins,
+                count,
+                float(chance[inside].mean()),
+                hits / count,
+                wilson(hits, count),
+            )
+        )
+    return curve
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a share.
+
+    Examples:
+        >>> low, high = wilson(1, 10)
+        >>> f"{low:.3f} {high:.3f}"
+        '0.018 0.404'
+    """
+    share, square = hits / count, Z95 * Z95
+    centre = share + square / (2 * count)
+    half = Z95 * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
+    scale = 1 + square / count
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
