@@ -75,7 +75,7 @@ def chart_svgs(folder: Path) -> dict[str, str]:
         for section in build_sections(group, folder, [], None, True, False):
             for block in section.blocks:
                 if isinstance(block, Chart):
-                    svgs[block.name] = vl_convert.vegalite_to_svg(figure(block, group))
+                    svgs[block.name] = vl_convert.vegalite_to_svg(figure(block, group.names))
     return svgs
 
 

@@ -56,7 +56,7 @@ def test_every_chart_draws_its_data(charts: dict[str, tuple[Chart, Group]]) -> N
             "space-fedavg+dbe-before", "space-fedavg+dbe-after", "overlap-fed-sps", "discriminator", "offsets-fedavg+dbe",
             "bytes", "bytes-by-round", "bytes-by-party"} <= set(charts)  # fmt: skip
     for name, (chart, group) in charts.items():
-        svg = vl_convert.vegalite_to_svg(figure(chart, group))
+        svg = vl_convert.vegalite_to_svg(figure(chart, group.names))
         assert marks(svg) > 0, f"{name} is empty"
         assert not re.search(r"\bNaN\b|\bnan\b|undefined|Infinity", svg), name
         assert "@" not in svg.replace("@font", ""), f"{name} has a colour without a theme"

@@ -106,7 +106,7 @@ def test_latex_for_a_paper(compared: Path) -> None:
     text = ranking(compared, "siunitx", columns=["accuracy", "worst"], labels=labels)
     first, second = text.split("\n\n")[1:]
     assert "\\begin{tabular}{lSS}" in first
-    assert "method & {accuracy (\\%)} & {worst (\\%)} \\\\" in first
+    assert "method & {accuracy (\\%, $\\pm$ SD over seeds)} & {worst (\\%)} \\\\" in first
     rows = [line for line in first.splitlines() if " & " in line][1:]
     assert {row.split(" & ")[0].strip() for row in rows} == {"solo", "fedavg", "FedPer", "Ours"}
     assert sum("\\bfseries" in row.split(" & ")[1] for row in rows) == 1

@@ -14,8 +14,9 @@ import torch
 from harness import succeed
 
 import comity
-from comity.runs.step_warnings import SEVERAL, step_warnings
+from comity.runs.step_warnings import step_warnings
 from comity.studies.compare_warnings import DIFFERENT, UNEQUAL, compare_steps, input_difference
+from comity.training.gradient_count import SEVERAL
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "mlp2", "progress": False}
 SHIFT = "iid|keep(samples=40)|shift(kinds=none,invert)"

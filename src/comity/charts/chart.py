@@ -51,7 +51,16 @@ class Chart:
     checkboxes: tuple[Checkbox, ...] = ()
     half: bool = False
     """Whether the chart takes half of the page's width."""
+    drawn: str = ""
+    """Which parties are drawn, in a sentence, if not all are. It is part of the caption, and in the
+    figure itself where that is a file.
+    """
     method: str = ""
     """The method that the chart is about, if it is about one. The page hides the chart when the
     method's box is not ticked.
     """
+
+    @property
+    def caption(self) -> str:
+        """What the chart shows in words, and which parties are drawn if not all are."""
+        return f"{self.alt} {self.drawn}".rstrip()

@@ -31,7 +31,7 @@ def complete(
     spec = apply_theme(
         {"$schema": SCHEMA, **frame, **copy.deepcopy(chart.spec), "config": config}, theme
     )
-    return {**spec, "description": chart.alt, "data": {"values": chart.data.rows()}}
+    return {**spec, "description": chart.caption, "data": {"values": chart.data.rows()}}
 
 
 def picture(spec: VegaSpec, kind: str) -> bytes:

@@ -26,10 +26,9 @@ from comity.core import (
     record,
 )
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
+from comity.training.gradient_count import SEVERAL
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
-SEVERAL = 3
-"""So many times the steps of the parties' models are too many for a discriminator."""
 
 
 @mixin

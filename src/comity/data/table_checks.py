@@ -196,8 +196,8 @@ def code_warnings(schema: Schema, parties: Parties) -> list[str]:
             entry = {"parties": {party: {"also_missing": {column: texts}}}}
             warnings.append(
                 f"{column} of {party} is {times}, but from {low:g} to {high:g} in the others: if"
-                f" that means missing, say --missing '{party}:{column}={','.join(texts)}', or write {_in_schema(entry)} in the"
-                " schema."
+                f" that means missing, say --missing '{party}:{column}={','.join(texts)}', or write"
+                f" {_in_schema(entry)} in the schema."
             )
     return warnings
 

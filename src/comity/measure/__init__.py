@@ -2,7 +2,7 @@
 
 - From a run's tables: `gain` (a party's gain over training alone), `conventions` (how each paper
   averages accuracy), `fairness`, `targets` (rounds and bytes to a target accuracy), `seeds`
-  (intervals over seeds).
+  (intervals over seeds), `mean_ranks` (methods over several federations).
 - From representations: `mdl` (description length), `frechet`, `separability`, `drift`.
   `representations` computes the representations of a run folder, and `study` applies all of these
   measures to them.

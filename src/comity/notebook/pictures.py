@@ -27,7 +27,7 @@ def show_chart(chart: Chart) -> str:
     picture = svg_with_titles(complete(chart, EITHER, config))
     return (
         f'<div style="margin-top:4px">{escape(chart.title)}</div><div role="img"'
-        f' aria-label="{escape(chart.alt)}">{picture}</div>'
+        f' aria-label="{escape(chart.caption)}">{picture}</div>'
     )
 
 

@@ -15,7 +15,9 @@ from typing import Any
 from comity.checksums import without_crc
 from comity.errors import UsageError, describe, unknown
 from comity.reporting.blocks import Block, Section, Table, Text
+from comity.reporting.federations import over_federations
 from comity.reporting.gather import Group, Method, file_problems, gather
+from comity.reporting.labels import check_labels
 from comity.reporting.page import Page
 from comity.reporting.sections.again import again
 from comity.reporting.sections.answer import answer, rank_methods
@@ -59,7 +61,8 @@ def report(
         quick: show only what the files say, without opening data or models
         samples: show some of the parties' samples
         figures: also write every chart to FOLDER/figures, as `pdf`, `svg` or `png`
-        labels: other names for methods in these figures
+        labels: other names for methods in these figures, and in what is said of all federations
+            together
         out: the page's file (default: FOLDER/report.html)
         trust: allow runs of other people to execute the Python files that their settings name.
             Without it, the page leaves out what needs these files.
@@ -75,6 +78,7 @@ def report(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"A target is an accuracy between 0 and 1, not {target:g}.")
     groups = gather(folder, trust)
+    check_labels(labels or {}, [group.names for group in groups])
     finished = {m.name for group in groups for m in group.methods if m.finished}
     for name in methods or ():
         if name not in finished:
@@ -87,11 +91,13 @@ def report(
     if not quick:
         _warn_of_closed_runs(groups, warn)
     path = Path(out) if out else folder / PAGE
-    write_atomically(path, Page().html(folder.resolve().name, folder, pairs, front_matter(folder)))
+    together = over_federations(groups, labels or {})
+    page = Page().html(folder.resolve().name, folder, pairs, front_matter(folder), together)
+    write_atomically(path, page)
     for name, headline in headlines(pairs).items():
         announce(f"{name}: {headline}")
     if figures is not None:
-        draw(pairs, folder / "figures", figures, labels)
+        draw(pairs, folder / "figures", figures, labels, together)
     return path
 
 

@@ -63,9 +63,9 @@ def capitalize_first(title: str) -> str:
     return title[:1].upper() + title[1:]
 
 
-def truncation_note(count: int, most: int = MAX_PARTIES) -> str:
+def first_parties(count: int, most: int = MAX_PARTIES) -> str:
     """Return a sentence about a chart that shows only the first parties; empty if it shows all."""
-    return f" The first {most} of {count} parties." if count > most else ""
+    return f"The first {most} of {count} parties are drawn." if count > most else ""
 
 
 def unique_name(name: str, used: Container[str]) -> str:

@@ -45,6 +45,7 @@ class Page:
         folder: Path,
         groups: Sequence[tuple[Group, list[Section]]],
         front: Sequence[Block],
+        together: Sequence[Block] = (),
     ) -> str:
         """Return the HTML of the whole page.
 
@@ -52,9 +53,11 @@ class Page:
             title: the title of the page
             folder: the folder that the page is about
             groups: the groups with their sections
-            front: blocks before all groups
+            front: blocks before everything else
+            together: blocks about all groups together
         """
         front_blocks = [self.render(block) for block in front]
+        together_blocks = [self.render(block) for block in together]
         group_contexts: list[dict[str, Any]] = []
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
@@ -96,6 +99,7 @@ class Page:
             folder=str(folder),
             groups=group_contexts,
             front=front_blocks,
+            together=together_blocks,
             css=_asset("page.css"),
             script=_asset("page.js"),
             library=library(),
@@ -125,7 +129,7 @@ class Page:
         self.charts[slug] = {
             "name": chart.name,
             "title": chart.title,
-            "alt": chart.alt,
+            "alt": chart.caption,
             "data": self._add_data(chart.data),
             "spec": chart.spec,
             "options": [vars(box) for box in chart.checkboxes],
@@ -138,8 +142,8 @@ class Page:
             ' class="tools"></div></div>'
             f'<div class="chart" id="{slug}" style="--tall: {chart.spec.get("height", 0)}px"'
             ' role="img" '
-            f'aria-label="{html.escape(chart.alt)}"></div>'
-            f"<figcaption>{html.escape(chart.alt)}</figcaption></figure>"
+            f'aria-label="{html.escape(chart.caption)}"></div>'
+            f"<figcaption>{html.escape(chart.caption)}</figcaption></figure>"
         )
 
     def _add_data(self, data: Data) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,24 +15,27 @@ from comity.charts.encodings import SHOWN_METHODS
 from comity.charts.render import KINDS, complete, picture
 from comity.charts.themes import CONFIG, LIGHT
 from comity.errors import UsageError, unknown
-from comity.reporting.blocks import Section, Table, Text
+from comity.reporting.blocks import Block, Section, Table, Text
 from comity.reporting.charts import unique_name
+from comity.reporting.federations import critical_difference, win_matrix, win_reading
 from comity.reporting.gather import Group, file_problems, gather
+from comity.reporting.labels import Labels, check_labels, method_label
 from comity.reporting.sections.answer import (
     AGAINST,
     ANSWERS,
     IDEAS,
     MEASURES,
     answer,
-    difference_between,
 )
 from comity.safe_files import make_folder, write_atomically
 
 COLUMN = 252
 """The width of a column in the two-column formats of IEEE and ACM, in points."""
+ROOM_FOR_AXIS = 70
+"""What the vertical axis and its labels take of it."""
+NOTE_LETTERS = 64
+"""How many letters of a note below a figure fit in a column."""
 CAPTIONS = "captions.md"
-Labels = Mapping[str, str]
-"""Names of methods in a paper, by their names here (with or without options)."""
 
 
 def draw(
@@ -39,25 +43,30 @@ def draw(
     folder: Path,
     kind: str,
     labels: Labels | None = None,
+    together: Sequence[Block] = (),
 ) -> list[Path]:
     """Write every chart to a folder, with the width of a column, and return the paths.
 
-    `labels` are other names for methods. `captions.md` in the folder says what each file shows: its
-    title and figures in words, and which parties are drawn if not all are.
+    `labels` are other names for methods, which the blocks about all groups `together` already have.
+    `captions.md` in the folder says what each file shows: its title and figures in words, and which
+    parties are drawn if not all are.
     """
     paths: list[Path] = []
     captions: list[str] = []
+    blocks: list[tuple[str, list[str], Block]] = [("", [], block) for block in together]
     for group, sections in groups:
-        blocks = [block for section in sections for block in section.blocks]
-        for chart in (block for block in blocks if isinstance(block, Chart)):
-            name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
-            name = re.sub(r"[^\w+.-]+", "-", name).strip("-")
-            name = unique_name(name, {path.stem for path in paths})
-            path = folder / f"{name}.{kind}"
-            make_folder(folder)
-            write_atomically(path, picture(figure(chart, group, labels), kind))
-            paths.append(path)
-            captions.append(f"- `{path.name}`: {chart.title}. {chart.alt}\n")
+        prefix = f"{group.name}-" if len(groups) > 1 else ""
+        blocks += [(prefix, group.names, b) for section in sections for b in section.blocks]
+    for prefix, methods, chart in blocks:
+        if not isinstance(chart, Chart):
+            continue
+        name = re.sub(r"[^\w+.-]+", "-", f"{prefix}{chart.name}").strip("-")
+        name = unique_name(name, {path.stem for path in paths})
+        path = folder / f"{name}.{kind}"
+        make_folder(folder)
+        write_atomically(path, picture(figure(chart, methods, labels), kind))
+        paths.append(path)
+        captions.append(f"- `{path.name}`: {chart.title}. {chart.caption}\n")
     if captions:
         write_atomically(folder / CAPTIONS, "".join(captions))
     return paths
@@ -69,11 +78,23 @@ def check_kind(kind: str) -> None:
         raise UsageError(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
 
 
-def figure(chart: Chart, group: Group, labels: Labels | None = None) -> VegaSpec:
-    """Return a chart's specification for a paper: of the width of a column, with a legend."""
-    names = {name: _label(name, labels or {}) for name in group.names}
+def figure(chart: Chart, methods: Sequence[str], labels: Labels | None = None) -> VegaSpec:
+    """Return a chart's specification for a paper: of the width of a column, with a legend of the
+    methods, and with a line that says which parties are drawn if not all are.
+    """
+    names = {name: method_label(name, labels or {}) for name in methods}
     spec = copy.deepcopy(chart.spec)
-    _add_legends(spec, group.names)
+    _add_legends(spec, list(methods))
+    if chart.drawn:
+        spec["title"] = {
+            "text": textwrap.wrap(chart.drawn, NOTE_LETTERS),
+            "orient": "bottom",
+            "anchor": "start",
+            "frame": "bounds",
+            "fontSize": 7,
+            "fontWeight": "normal",
+            "offset": 4,
+        }
     # as many entries a row as the longest name leaves room for, at 8 points
     legend_columns = max(1, min(3, COLUMN // (24 + 5 * max(map(len, names.values()), default=1))))
     if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):
@@ -91,7 +112,8 @@ def figure(chart: Chart, group: Group, labels: Labels | None = None) -> VegaSpec
         "legend": CONFIG["legend"] | small | legend,
     }
     narrow = replace(chart, spec=spec)
-    frame = {"width": COLUMN - 70, "padding": 2, "background": "#ffffff"}
+    width = COLUMN if "autosize" in spec else COLUMN - ROOM_FOR_AXIS
+    frame = {"width": width, "padding": 2, "background": "#ffffff"}
     whole = complete(narrow, LIGHT, config, **frame)
     renamed: VegaSpec = _rename(whole, {k: v for k, v in names.items() if k != v})
     return renamed
@@ -155,9 +177,13 @@ def ranking(
         raise UsageError(f"A table is printed as markdown, latex or siunitx, not {kind!r}.")
     comment = "> " if kind == "markdown" else "% "
     groups = gather(Path(folder))
-    _check_labels(labels or {}, [name for group in groups for name in group.names])
+    check_labels(labels or {}, [group.names for group in groups])
     if wins:
-        return _write(win_matrix(groups, labels or {}), kind)
+        matrix = win_matrix(groups, labels or {})
+        diagram = critical_difference(groups, labels or {})
+        ranks = diagram.text if isinstance(diagram, Text) else diagram.caption
+        notes = [f"{comment}{sentence}" for sentence in (win_reading(matrix), ranks)]
+        return "\n\n".join([_write(matrix, kind), *notes])
     parts = [PREAMBLE] if kind == "siunitx" else []
     for group in groups:
         blocks = answer(group, Path(folder), target).blocks
@@ -189,52 +215,11 @@ def _select(table: Table, columns: Sequence[str] | None) -> Table:
     return replace(table, heads=[table.heads[k] for k in places], rows=rows)
 
 
-def _label(name: str, labels: Labels) -> str:
-    """Return a method's name in a paper; labels name methods with or without their options."""
-    return labels.get(name) or labels.get(name.partition("(")[0]) or name
-
-
-def _check_labels(labels: Labels, methods: Sequence[str]) -> None:
-    names = {name for method in methods for name in (method, method.partition("(")[0])}
-    for name in labels:
-        if name not in names:
-            raise unknown("method in this folder called", name, names)
-
-
 def _relabel(table: Table, labels: Labels) -> Table:
-    rows = [[_label(row[0], labels), *row[1:]] for row in table.rows]
+    rows = [[method_label(row[0], labels), *row[1:]] for row in table.rows]
     first, separator, rest = table.title.partition(" against each")
-    title = f"{_label(first, labels)}{separator}{rest}" if separator else table.title
+    title = f"{method_label(first, labels)}{separator}{rest}" if separator else table.title
     return replace(table, rows=rows, title=title)
-
-
-def win_matrix(groups: Sequence[Group], labels: Labels) -> Table:
-    """Return how often each method (row) is clearly better than each other one (column), not
-    clearly different, and clearly worse, over groups: federations that methods were compared on.
-
-    Differences are means over parties, paired over test samples, with 95% intervals that are
-    Bonferroni-corrected for all pairs of methods. Methods with one label count as one: a method
-    may have other settings in each federation.
-    """
-    by_label = [{_label(method.name, labels): method for method in g.methods} for g in groups]
-    names = list(dict.fromkeys(name for methods in by_label for name in methods))
-    pairs = max(1, len(names) * (len(names) - 1) // 2)
-
-    def cell(first: str, second: str) -> str:
-        counts = [0, 0, 0]
-        for group, methods in zip(groups, by_label, strict=True):
-            if first != second and {first, second} <= methods.keys():
-                both = methods[first], methods[second]
-                if estimate := difference_between(group, *both, pairs):
-                    counts[0 if estimate.helped else 2 if estimate.hurt else 1] += 1
-        return "-".join(map(str, counts)) if any(counts) else ""
-
-    rows = [[first, *(cell(first, second) for second in names)] for first in names]
-    title = (
-        f"Wins, ties and losses of the row against the column over {len(groups)}"
-        f" federation{'s' if len(groups) > 1 else ''}"
-    )
-    return Table("wins", title, ["method", *names], rows)
 
 
 def _markdown(table: Table) -> str:
@@ -262,10 +247,10 @@ def _latex(table: Table, numbers: bool = False) -> str:
     ]
 
     def head(k: int) -> str:
-        if not is_number[k]:
-            return _escape(table.heads[k])
-        percent = any("%" in row[k] for row in table.rows)
-        return "{" + _escape(table.heads[k] + (" (%)" if percent else "")) + "}"
+        percent = ["%"] if is_number[k] and any("%" in row[k] for row in table.rows) else []
+        about = ", ".join([*percent, *_meaning_of_spread([row[k] for row in table.rows])])
+        text = _escape(table.heads[k] + (f" ({about})" if about else ""))
+        return f"{{{text}}}" if is_number[k] else text
 
     def cell(row: int, k: int) -> str:
         text = table.rows[row][k]
@@ -297,6 +282,16 @@ def _latex(table: Table, numbers: bool = False) -> str:
 
 NUMBER = re.compile(r"([+-]?\d[\d,.]*)%?(?: (?:± |\(±)([\d.]+)\)?)?")
 """A figure of the ranking: 84.3%, 84.3% ± 1.2, +6.7 (±6.6), 1,234."""
+
+
+def _meaning_of_spread(cells: Iterable[str]) -> list[str]:
+    """Return what ± means in a column: it has two meanings, by how the cells write it."""
+    text = " ".join(cells)
+    return (["± half of 95% interval"] if "(±" in text else []) + (
+        ["± SD over seeds"] if "% ± " in text else []
+    )
+
+
 BOLD = ("over SOLO", "worst")
 """The columns beside the metric's whose largest figure is in bold."""
 

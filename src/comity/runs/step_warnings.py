@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from comity.names import display_name
+from comity.training.gradient_count import SEVERAL
 
-SEVERAL = 3.0
-"""The factor from which on steps are several times those that they are compared with."""
 STEPS = "steps (gradient evaluations)"
 
 

@@ -15,6 +15,9 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch
 
+SEVERAL = 3
+"""Runs warn where something takes so many times the steps that it is compared with, or more."""
+
 
 class GradientCount:
     """Counts the gradient evaluations within a `with` block.

@@ -21,10 +21,10 @@ from comity.base.noise import gaussian
 from comity.base.samples import Ints
 from comity.data.dataset import Dataset
 from comity.data.federation import Federation
-from comity.data.inspection import missing_rows, split_columns
 from comity.data.preparation import Schema
 from comity.data.profiles.cells import Counts, round_count, shown_bins, shown_cells
 from comity.data.profiles.edges import Range, bin_edges, common_ranges, constant_range, own_range
+from comity.data.table_checks import missing_rows, split_columns
 from comity.errors import CorruptedFile
 from comity.frames import frame
 from comity.safe_files import write_atomically

@@ -29,7 +29,7 @@ from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.reporting.blocks import Pictures, Section
-from comity.reporting.charts import MAX_PARTIES, truncation_note
+from comity.reporting.charts import MAX_PARTIES, first_parties
 from comity.reporting.gather import Group
 from comity.reporting.readable import PARTS, Run
 from comity.spec import parse
@@ -69,7 +69,12 @@ def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
         listed = ", ".join(
             f"{party} {shift}" for party, shift in list(shifts.items())[:MAX_PARTIES]
         )
-        section.say(f"Parties see things differently: {listed}.{truncation_note(len(shifts))}")
+        more = (
+            f" The first {MAX_PARTIES} of {len(shifts)} parties."
+            if len(shifts) > MAX_PARTIES
+            else ""
+        )
+        section.say(f"Parties see things differently: {listed}.{more}")
     if federation is not None:
         section.blocks.append(
             _class_counts(federation, shifts) if federation.classes else _label_ranges(federation)
@@ -175,11 +180,9 @@ def _class_counts(federation: Federation, shifts: dict[str, str]) -> Chart:
         if fewest < most
         else f"{fewest} of {len(names)} classes each"
     )
-    alt = (
-        f"Training samples by party and class: {len(classes_held)} parties hold"
-        f" {classes_text}.{truncation_note(len(classes_held))}"
-    )
-    return Chart("classes", "Who holds which classes", alt, table, spec, half=True)
+    alt = f"Training samples by party and class: {len(classes_held)} parties hold {classes_text}."
+    drawn = first_parties(len(classes_held))
+    return Chart("classes", "Who holds which classes", alt, table, spec, half=True, drawn=drawn)
 
 
 def _shift_tooltip(shifts: dict[str, str]) -> list[VegaSpec]:
@@ -223,10 +226,11 @@ def _label_ranges(federation: Federation) -> Chart:
     alt = (
         "Each party's training labels: the median, and a bar from the lowest to the highest tenth."
         f" Medians lie between {min(medians):.4g} and {max(medians):.4g}."
-        f"{truncation_note(len(federation.names))}"
     )
     table = Data.of("labels", rows, ("party", "low", "median", "high"))
-    return Chart("labels", f"What is to be predicted: {label}", alt, table, spec, half=True)
+    title = f"What is to be predicted: {label}"
+    drawn = first_parties(len(federation.names))
+    return Chart("labels", title, alt, table, spec, half=True, drawn=drawn)
 
 
 def _sizes(run: Run, shifts: dict[str, str]) -> Chart:
@@ -275,8 +279,8 @@ def _sizes(run: Run, shifts: dict[str, str]) -> Chart:
         title, count = "How much there is", f"{train[0]:,}"
     elif min(train) == max(train):
         count = f"{train[0]:,} each"
-    alt = f"Samples by party: {count} for training.{truncation_note(len(train))}"
-    return Chart("sizes", title, alt, table, spec, half=True)
+    alt = f"Samples by party: {count} for training."
+    return Chart("sizes", title, alt, table, spec, half=True, drawn=first_parties(len(train)))
 
 
 def _add_samples(
@@ -310,9 +314,9 @@ def _image_samples(federation: Federation, shifts: dict[str, str], key: Key) -> 
     grey = " of grey" if federation.shape[0] == 1 else ""
     alt = (
         f"Some training samples of each party, all in one scale{grey}."
-        f"{truncation_note(len(federation.names), PICTURED)}"
+        f" {first_parties(len(federation.names), PICTURED)}"
     )
-    return Pictures("What samples look like", alt, strips)
+    return Pictures("What samples look like", alt.rstrip(), strips)
 
 
 def _sample(federation: Federation, name: str, count: int, key: Key) -> Tensor:
@@ -444,7 +448,8 @@ def _features(federation: Federation) -> Chart:
     if federation.preprocess.own:
         alt += " Models see numbers scaled by each party's own mean and spread."
     table = Data.of("features", rows, ("party", "feature", "shift", "mean"))
-    return Chart("features", "Features in which parties differ most", alt, table, spec)
+    title = "Features in which parties differ most"
+    return Chart("features", title, alt, table, spec, drawn=first_parties(len(federation.names)))
 
 
 def _add_distances(
@@ -452,7 +457,8 @@ def _add_distances(
 ) -> None:
     """Add a matrix of the distances between the parties' inputs, before any training."""
     first = next(iter(federation.parties.values())).train.x
-    names = [n for n, p in federation.parties.items() if len(p.train) >= LEAST][:COMPARED]
+    large = [n for n, p in federation.parties.items() if len(p.train) >= LEAST]
+    names = large[:COMPARED]
     if not first.is_floating_point() or len(names) < 2:
         return
     project = Projection(WIDTH, key.fold("projection"))
@@ -484,13 +490,18 @@ def _add_distances(
         f"Fréchet distances between the parties' inputs. Farthest apart are {a} and {b},"
         f" {far['distance']:.3g}."
     )
-    truncated = truncation_note(len(federation.names), COMPARED)
+    drawn = first_parties(len(federation.names), COMPARED)
+    if len(large) < len(federation.names):
+        drawn = (
+            f"The first {len(names)} of {len(large)} parties with {LEAST} training samples or more"
+            f" are drawn, of {len(federation.names)} parties in all."
+        )
     table = Data.of("distances", rows, ("party", "other", "distance"))
     title = "How different the parties' inputs are"
-    section.blocks.append(Chart("distances", title, alt + truncated, table, spec, half=True))
+    section.blocks.append(Chart("distances", title, alt, table, spec, half=True, drawn=drawn))
     projected = f", in {WIDTH} random directions" if first[0].numel() > WIDTH else ""
     section.say(
         f"A linear probe that sees only an input names its party {probe.accuracy:.0%} of the time"
         f" (the largest party's share: {probe.chance:.0%}). Distances are Fréchet distances of"
-        f" inputs, at most {COMPARED_SAMPLES} samples a party{projected}.{truncated}"
+        f" inputs, at most {COMPARED_SAMPLES} samples a party{projected}. {drawn}".rstrip()
     )

@@ -12,6 +12,7 @@ import math
 import pkgutil
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from comity.core.server import Note
 from comity.core.wrapper import chain
 from comity.errors import UsageError, describe
 from comity.reporting.blocks import Section
-from comity.reporting.charts import MAX_PARTIES, capitalize_first, colour_by_method, truncation_note
+from comity.reporting.charts import MAX_PARTIES, capitalize_first, colour_by_method, first_parties
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.reporting.sections.wire import communicates
@@ -317,9 +318,11 @@ def _matrix(method: Method, diagnostic: PartyMatrix) -> Chart | None:
     (a, b), most = max(last.items(), key=lambda item: item[1])
     alt = (
         f"{method.name}: {diagnostic.meaning}. Most: {a} and {b},"
-        f" {most:.2f}.{truncation_note(len(parties))}{_about_seed(method, method.runs[0])}"
+        f" {most:.2f}.{_about_seed(method, method.runs[0])}"
     )
-    return _method_chart(method, diagnostic, alt, rows, ("party", "peer", diagnostic.value), spec)
+    columns = ("party", "peer", diagnostic.value)
+    chart = _method_chart(method, diagnostic, alt, rows, columns, spec)
+    return replace(chart, drawn=first_parties(len(parties)))
 
 
 def _norms(method: Method, diagnostic: ParameterNorms) -> Chart | None:
@@ -353,11 +356,10 @@ def _norms(method: Method, diagnostic: ParameterNorms) -> Chart | None:
         },
     }
     between = f"between {min(norms.values()):.2f} and {max(norms.values()):.2f}"
-    alt = (
-        f"{capitalize_first(diagnostic.meaning)}, {between}."
-        f"{truncation_note(len(norms))}{_about_seed(method, run)}"
-    )
-    return _method_chart(method, diagnostic, alt, rows, ("method", "party", diagnostic.value), spec)
+    alt = f"{capitalize_first(diagnostic.meaning)}, {between}.{_about_seed(method, run)}"
+    columns = ("method", "party", diagnostic.value)
+    chart = _method_chart(method, diagnostic, alt, rows, columns, spec)
+    return replace(chart, drawn=first_parties(len(norms)))
 
 
 def _method_chart(

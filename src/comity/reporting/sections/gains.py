@@ -267,6 +267,17 @@ def _drawn_parties(parties: list[PartyResult]) -> list[PartyResult]:
     return [*parties[:half], *parties[-half:]]
 
 
+def _describe_drawn(parties: int, figures: str) -> str:
+    """Return a sentence about a chart that shows only some parties; empty if it shows all."""
+    if parties <= MOST_DRAWN:
+        return ""
+    half = MOST_DRAWN // 2
+    return (
+        f"{MOST_DRAWN} of {parties} parties are drawn: the {half} with the largest {figures} and"
+        f" the {half} with the smallest."
+    )
+
+
 def _dumbbell_row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
     """Return the chart's row of a party that was compared with SOLO."""
     assert party.gain is not None
@@ -356,14 +367,9 @@ def _dumbbells(
         ],
     }
     counts = {verdict: sum(p.verdict == verdict for p in parties) for verdict in VERDICTS}
-    truncated = (
-        f" The {MOST_DRAWN // 2} parties at either end of {len(parties)} are drawn."
-        if len(parties) > MOST_DRAWN
-        else ""
-    )
     alt = (
         f"{method} beside training alone, party by party: clearly gaining {counts['gains']},"
-        f" clearly losing {counts['hurt']}, level {counts['level']}.{truncated}"
+        f" clearly losing {counts['hurt']}, level {counts['level']}."
     )
     return Chart(
         f"gains-{method}",
@@ -372,6 +378,7 @@ def _dumbbells(
         data,
         spec,
         half=True,
+        drawn=_describe_drawn(len(parties), "gains"),
         method=method,
     )
 
@@ -405,7 +412,11 @@ def _dots(group: Group, results: dict[str, list[PartyResult]]) -> Chart:
         if parties
     )
     alt = f"Every party's test {metric.title} after the last round. {ranges}."
-    return Chart("parties", f"{capitalize_first(metric.title)} by party", alt, data, spec)
+    title = f"{capitalize_first(metric.title)} by party"
+    most = max(map(len, results.values()))
+    by_method = " of each method" if len(results) > 1 else ""
+    drawn = _describe_drawn(most, f"figures{by_method}")
+    return Chart("parties", title, alt, data, spec, drawn=drawn)
 
 
 def _about_seeds(group: Group) -> str:

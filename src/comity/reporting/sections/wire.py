@@ -25,7 +25,7 @@ from comity.core.party import Traffic
 from comity.core.wrapper import chain
 from comity.errors import describe
 from comity.reporting.blocks import Section, Table
-from comity.reporting.charts import MAX_PARTIES, colour_by_method, truncation_note
+from comity.reporting.charts import MAX_PARTIES, colour_by_method, first_parties
 from comity.reporting.gather import Group, Method
 from comity.reporting.sections.privacy import class_means, privacy
 from comity.runs.build import SimulatedRun
@@ -255,8 +255,11 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
         },
     }
     box = log_checkbox(("encoding", "x"))
-    alt = f"What each party sent and received in a whole run.{truncation_note(len(parties))}"
-    return Chart("bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True)
+    alt = "What each party sent and received in a whole run."
+    drawn = first_parties(len(parties))
+    return Chart(
+        "bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True, drawn=drawn
+    )
 
 
 def _kinds(methods: list[Method]) -> Table:
