@@ -15,9 +15,9 @@ from comity.errors import ComityError
 from comity.measure.gain import Gain, bootstrap_gain, paired_gain, paired_interval
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
+from comity.studies.estimate import Estimate
 from comity.studies.party_verdicts import (
     MOST,
-    Estimate,
     PartyVerdict,
     SampleCounts,
     average_gain,

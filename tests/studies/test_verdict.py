@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from comity.studies.estimate import Estimate, Verdict
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import QUESTIONS, overall_verdict
-from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
+from comity.studies.party_verdicts import PartyVerdict
 
 
 def row(

@@ -10,7 +10,8 @@ from comity.measure.gain import Gain
 from comity.metrics.metrics import Metric
 from comity.names import display_name
 from comity.spec import parse, split
-from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
+from comity.studies.estimate import Estimate
+from comity.studies.party_verdicts import average_gain, estimates, without_few
 
 HEADS = ("against", "difference", "between", "better at", "worse at")
 """The columns of the table."""

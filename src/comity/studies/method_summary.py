@@ -14,7 +14,8 @@ from comity.privacy.account import epsilon_for_json, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import no_round_counted
-from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
+from comity.studies.estimate import Estimate
+from comity.studies.party_verdicts import average_gain, estimates, without_few
 from comity.units import deviation, duration, size
 
 EPSILON, ROUNDS, STEPS, SERVER_STEPS = "epsilon", "rounds", "steps", "server steps"

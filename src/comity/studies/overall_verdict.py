@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comity.metrics.metrics import METRICS
+from comity.studies.estimate import Estimate, Verdict
 from comity.studies.method_summary import MethodSummary
-from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict, describe_folds
+from comity.studies.party_verdicts import PartyVerdict, describe_folds
 from comity.units import size
 
 NEAR = 0.05

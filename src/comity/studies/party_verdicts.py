@@ -8,7 +8,6 @@ import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from scipy.special import stdtrit
 
@@ -17,48 +16,14 @@ from comity.data.split import Share
 from comity.measure.gain import Folds, Gain
 from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
 from comity.metrics.reliability import Z95
+from comity.studies.estimate import Estimate, Verdict
+from comity.studies.power import describe_power
 
 MOST = 12
 """The most parties that are printed one by one; of more, only the first `FIRST`."""
 FIRST = 5
 
 WITHHELD = "not judged: its site's policy withholds its figures"
-Verdict = Literal["gains", "level", "alone", "too few", "not judged"]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A gain over training alone, over all seeds, with a Bonferroni-corrected 95% interval."""
-
-    gain: float
-    low: float
-    high: float
-
-    @property
-    def helped(self) -> bool:
-        """Whether the interval lies above zero."""
-        return self.low > 0
-
-    @property
-    def hurt(self) -> bool:
-        """Whether the interval lies below zero."""
-        return self.high < 0
-
-    @property
-    def verdict(self) -> Verdict:
-        """The verdict on this gain alone: gains, level, or better alone."""
-        return "gains" if self.helped else "alone" if self.hurt else "level"
-
-    @property
-    def short(self) -> str:
-        """The gain in points, with half the width of the interval in brackets."""
-        return f"{100 * self.gain:+.1f} (±{50 * (self.high - self.low):.1f})"
-
-    def __str__(self) -> str:
-        return (
-            f"{100 * self.gain:+.1f} points (between {100 * self.low:.1f} and"
-            f" {100 * self.high:.1f})"
-        )
 
 
 @dataclass(frozen=True)
@@ -216,11 +181,13 @@ def combine_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> 
     training, runs_freedom = _training_variance(gains)
     freedom = runs_freedom * ((sampling + training) / training) ** 2 if training else math.inf
     middle = statistics.fmean(gain.middle for gain in gains)
-    half = float(stdtrit(freedom, 1 - 0.025 / methods)) * math.sqrt(sampling + training)
+    quantile = float(stdtrit(freedom, 1 - 0.025 / methods))
+    half = quantile * math.sqrt(sampling + training)
     low, high = middle - half, middle + half
     if bounded:  # values between 0 and 1 differ by at most 1
         low, high = max(-1.0, low), min(1.0, high)
-    return Estimate(statistics.fmean(gain.gain for gain in gains), low, high)
+    mean = statistics.fmean(gain.gain for gain in gains)
+    return Estimate(mean, low, high, sampling, training, quantile)
 
 
 def _training_variance(gains: Sequence[Gain]) -> tuple[float, int]:
@@ -295,9 +262,10 @@ def _verdict(
             gains,
         )
     best = max(gains, key=lambda method: gains[method].gain)
-    return PartyVerdict(
-        party, "level", f"no clear difference; {best} gives {gains[best]}", None, gains
-    )
+    tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
+    power = describe_power(gains[best], tests)
+    text = f"no clear difference; {best} gives {gains[best]}" + (f"; {power}" if power else "")
+    return PartyVerdict(party, "level", text, None, gains)
 
 
 def _too_few(counts: Sequence[SampleCounts], metric: Metric, class_names: Sequence[str]) -> str:

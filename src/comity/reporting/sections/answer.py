@@ -41,6 +41,7 @@ from comity.spec import parse, split
 from comity.studies.against import HEADS, AgainstEach
 from comity.studies.compare import folder_name
 from comity.studies.compare_warnings import compare_steps
+from comity.studies.estimate import Estimate
 from comity.studies.method_summary import (
     MethodSummary,
     columns,
@@ -49,7 +50,7 @@ from comity.studies.method_summary import (
     optional_columns,
 )
 from comity.studies.overall_verdict import SUMMED, WHOM, overall_verdict
-from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, average_gain
+from comity.studies.party_verdicts import MOST, PartyVerdict, average_gain
 from comity.text import join_names
 from comity.units import size
 

@@ -31,13 +31,8 @@ from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.folds import gains_in_folds, summaries_in_folds, too_few_in_folds
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
-from comity.studies.party_verdicts import (
-    Estimate,
-    describe_folds,
-    estimates,
-    party_label,
-    without_few,
-)
+from comity.studies.estimate import Estimate
+from comity.studies.party_verdicts import describe_folds, estimates, party_label, without_few
 from comity.text import join_names
 
 MOST_DRAWN = 40
