@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -54,6 +55,11 @@ def available_memory() -> int | None:
     if not free and (total := total_memory()) is not None:
         free.append(total // 2)
     return min(free, default=None)
+
+
+def can_fork() -> bool:
+    """Return whether this system can fork processes, which Windows cannot."""
+    return "fork" in multiprocessing.get_all_start_methods()
 
 
 PR_SET_PDEATHSIG = 1  # as in prctl.h

@@ -26,7 +26,7 @@ from comity.engines.engine import Scheduler
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Worker, WorkerReply, WorkerRequest, WorkersEngine
 from comity.errors import ComityError, UsageError, describe, describe_exit
-from comity.machine import signal_at_end_of_parent
+from comity.machine import can_fork, signal_at_end_of_parent
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
@@ -46,7 +46,7 @@ class ProcessEngine(WorkersEngine):
         scheduler: Scheduler,
         workers: int,
     ) -> None:
-        if "fork" not in multiprocessing.get_all_start_methods():
+        if not can_fork():
             raise UsageError(
                 "The process engine needs a system that can fork: use --engine loop here."
             )

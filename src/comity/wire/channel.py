@@ -41,6 +41,16 @@ def _memory_file() -> int:
         return os.dup(file.fileno())
 
 
+def _reserve(fd: int, size: int) -> None:
+    """Give a memory file its size. Where the system can reserve memory (macOS cannot), a lack of it
+    is an error now instead of a signal at the first write.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
+
+
 def places_of(tensors: list[Tensor]) -> tuple[list[list[Any]], int]:
     """The dtype, shape and offset of each tensor in a bundle, and the size of the bundle in
     bytes.
@@ -179,7 +189,7 @@ class Channel:
             self._numbers += 1
             number = self._numbers
             fd = _memory_file()
-            os.posix_fallocate(fd, 0, size)  # fails now instead of at the first write
+            _reserve(fd, size)
             self._in_use[number] = (fd, mmap.mmap(fd, size))
         return number
 
