@@ -120,7 +120,7 @@ def demo(
             upcoming = FEDERATIONS[number].title if number < len(FEDERATIONS) else "the page"
             heading = f"{number} of {len(FEDERATIONS)}: {federation.title}"
             screen.out.print(heading, style="bold")
-            progress = FederationProgress(federation, f"then {upcoming}")
+            progress = FederationProgress(federation, upcoming)
             findings, warnings = compare_methods(federation, out, rounds, progress)
             show_screen(federation, findings, warnings, out)
             screen.out.print()
@@ -305,8 +305,9 @@ def show_screen(
         return
     print_labelled("Answer", findings.overall.helps, _style(findings))
     print_methods(findings.rows)
-    noted = f"{len(warnings)} warning{'s are' if len(warnings) > 1 else ' is'} on the page."
-    evidence = [findings.overall.whom, findings.overall.sure, noted if warnings else ""]
+    count = len(warnings) + sum(len(row.caveats) for row in findings.rows)
+    noted = f"{count} warning{'s are' if count > 1 else ' is'} on the page (*: of that method)."
+    evidence = [findings.overall.whom, findings.overall.sure, noted if count else ""]
     print_labelled("Evidence", " ".join(filter(None, evidence)))
     for k, sentence in enumerate(advice(federation, findings, out)):
         print_labelled("" if k else "Advice", sentence, "cyan" if k else "")
