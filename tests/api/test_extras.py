@@ -90,7 +90,11 @@ def test_messages_name_extras_that_exist_in_quotes() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_command_without_its_extra_names_it(
-    words: tuple[str, ...], missing: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    missing: str,
+    extra: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == missing]:

@@ -114,8 +114,7 @@ def test_ctrl_c_in_the_middle_and_again(tmp_path: Path, monkeypatch: pytest.Monk
         stopped = comity("demo", "--out", out, "--rounds", "3")
     assert stopped.code == 130
     assert stopped.err.splitlines()[-1] == (
-        "comity: Stopped; resume from the last checkpoint with:"
-        f" comity demo --out {out} --rounds 3"
+        f"comity: Stopped; resume from the last checkpoint with: comity demo --out {out} --rounds 3"
     )
     finished = written(out)
     assert [path.parts[-3] for path in sorted(finished)] == ["fedavg", "solo"]

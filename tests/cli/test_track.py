@@ -457,7 +457,10 @@ def wandb_log(folder: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]], 
     (run,) = [record.run for record in records if record.HasField("run")]
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     history = [
-        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
         for record in records
         if record.HasField("history")
     ]

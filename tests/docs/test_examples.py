@@ -71,7 +71,9 @@ def test_a_longer_example_draws_its_picture(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.sites
-@pytest.mark.skipif(not os.environ.get("COMITY_SITES"), reason="needs NVIDIA FLARE: make test-sites")
+@pytest.mark.skipif(
+    not os.environ.get("COMITY_SITES"), reason="needs NVIDIA FLARE: make test-sites"
+)
 def test_the_example_between_sites(tmp_path: Path) -> None:
     check_example("at_sites", tmp_path / "out")
 

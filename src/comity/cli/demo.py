@@ -305,8 +305,10 @@ def show_screen(
         return
     print_labelled("Answer", findings.overall.helps, _style(findings))
     print_methods(findings.rows)
-    count = len(warnings) + sum(len(row.caveats) for row in findings.rows)
-    noted = f"{count} warning{'s are' if count > 1 else ' is'} on the page (*: of that method)."
+    about_methods = sum(len(row.caveats) for row in findings.rows)
+    count = len(warnings) + about_methods
+    noted = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
+    noted += " (*: about this method)." if about_methods else "."
     evidence = [findings.overall.whom, findings.overall.sure, noted if count else ""]
     print_labelled("Evidence", " ".join(filter(None, evidence)))
     for k, sentence in enumerate(advice(federation, findings, out)):

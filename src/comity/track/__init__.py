@@ -1,6 +1,7 @@
 """Trackers, which log the metrics of a run to other tools.
 
-Comity has trackers for TensorBoard, MLflow, and Weights & Biases. Any object with the methods of `Tracker` is one.
+Comity has trackers for TensorBoard, MLflow, and Weights & Biases. Any object with the methods of
+`Tracker` is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Weights & Biases: a log in the run's folder, for `wandb sync`; online only if WANDB_MODE says so."""
+"""Weights & Biases: a log in the run's folder, for `wandb sync`.
+
+WANDB_MODE=online logs to the service instead, which nobody has tried.
+"""
 
 from __future__ import annotations
 
