@@ -63,7 +63,8 @@ def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_example_of_a_patient() -> None:
-    (example,) = blocks("how-to/your-data", "python")
+    profile, example = blocks("how-to/your-data", "python")
+    exec(profile, {})
     *lines, last = example.strip().splitlines()
     space: dict[str, object] = {}
     exec("\n".join(lines), space)
