@@ -76,6 +76,22 @@ class AuthenticatedTransport:
         """The names of the sites that are connected to this job."""
         return self._transport.names
 
+    @property
+    def revoked(self) -> str:
+        """The signed list of revoked certificates; empty if there is none."""
+        revocations = self._identity.revocations
+        return revocations.text if revocations else ""
+
+    def find_fault(self, name: str, signed_key: SignedKey | None) -> str:
+        """Why a site that describes itself is not the one with this name; empty if it is."""
+        if signed_key is None:
+            return "it has shown no certificate."
+        try:
+            self._identity.public_key(self._run, name, signed_key)
+        except UsageError as why:
+            return str(why)
+        return ""
+
     def ask(
         self, requests: Mapping[str, bytes], seconds: float
     ) -> Iterator[tuple[str, bytes | None]]:
@@ -122,6 +138,7 @@ class RequestAuthenticator:
         self._identity = identity
         self._server = server
         self._openings: set[bytes] = set()
+        self._opening: Opening | None = None
         self._public: X25519PublicKey | None = None
         self._key = b""
         self._number = 0
@@ -148,6 +165,11 @@ class RequestAuthenticator:
         self._number = count
         return content
 
+    def check_server(self) -> None:
+        """Refuse the server of the last opening if its certificate has been revoked since."""
+        if self._opening is not None and self._identity.is_revoked(self._opening.signed_key):
+            raise UsageError(f"The certificate of {self._server} was revoked by the operator.")
+
     def begin(self, run: str, key: X25519PrivateKey) -> None:
         """Derive the common key for a run whose signed request was accepted."""
         if self._public is None:
@@ -166,6 +188,7 @@ class RequestAuthenticator:
         ):
             raise UsageError(NOT_AUTHENTICATED)
         self._openings.add(request)
+        self._opening = opening
         return content
 
 
