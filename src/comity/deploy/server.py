@@ -218,6 +218,7 @@ def conduct(
             for name, why in sorted(refusals.items())
         ]
         warnings += _other_splits(experiment, connected)
+        warnings += _other_versions(connected)
         warnings += [s.text for s in server_run.context.initial_weights if s.is_partial]
 
         def end_run(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,6 +252,17 @@ def _other_splits(experiment: Experiment, sites: Mapping[str, Introduced]) -> li
         f" {requested}."
         for name, site in sites.items()
         if site.split and site.split != requested
+    ]
+
+
+def _other_versions(sites: Mapping[str, Introduced]) -> list[str]:
+    """Warnings about sites with another version of Comity, which speaks the same protocol."""
+    here = version("comity")
+    return [
+        f"{name} has Comity {site.comity}, the server {here}: they understand each other, but"
+        " results may differ from those of a single version."
+        for name, site in sites.items()
+        if site.comity != here
     ]
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -35,6 +36,12 @@ from comity.wire.codec import decode, encode
 
 SIGNED, AUTHENTICATED = b"comity-s", b"comity-m"
 """The first bytes of a request: signed by a certificate's key, or with an HMAC."""
+PROTOCOL = 1
+"""The number of the protocol between server and sites. Versions of Comity with the same number can
+take part in one run. It changes with every message that an earlier version could not read, and with
+every change of what a message means.
+"""
+VERSION = 4  # bytes of the number
 LENGTH = 8  # bytes of a length or a number
 TAG = 32  # bytes of an HMAC
 KEY = 32  # bytes of a key
@@ -108,7 +115,8 @@ class AuthenticatedTransport:
             signature = self._identity.sign(_opening_text(self._run, request)).hex()
             opening = Opening(self._identity.signed_key(self._run, self._key), signature)
             head = encode(opening)
-            return b"".join([SIGNED, len(head).to_bytes(LENGTH, "little"), head, request])
+            number = PROTOCOL.to_bytes(VERSION, "little")
+            return b"".join([SIGNED, number, len(head).to_bytes(LENGTH, "little"), head, request])
         self._numbers[name] += 1
         number = self._numbers[name].to_bytes(LENGTH, "little")
         tag = hmac.digest(self._keys[name], number + request, "sha256")
@@ -178,6 +186,14 @@ class RequestAuthenticator:
         self._number = 0
 
     def _open_signed(self, request: bytes) -> bytes:
+        # The protocol comes first: of another one, nothing that follows can be read.
+        number = int.from_bytes(request[len(SIGNED) : len(SIGNED) + VERSION], "little")
+        if number != PROTOCOL:
+            raise UsageError(
+                f"{self._identity.name} speaks protocol {PROTOCOL} (Comity {version('comity')}),"
+                f" the server protocol {number}: install a newer Comity where the number is"
+                " smaller."
+            )
         content, opening = _read_opening(request)
         if request in self._openings:
             raise UsageError(REPLAYED)
@@ -207,8 +223,9 @@ def _split(request: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _read_opening(request: bytes) -> tuple[bytes, Opening]:
-    at = len(SIGNED) + LENGTH
-    length = int.from_bytes(request[len(SIGNED) : at], "little")
+    before = len(SIGNED) + VERSION
+    at = before + LENGTH
+    length = int.from_bytes(request[before:at], "little")
     if length > MOST_OPENING or len(request) < at + length:
         raise UsageError(NOT_AUTHENTICATED)
     opening = decode(
