@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -172,13 +171,8 @@ class SiteProfiles:
         return Protection(self._policy.records, max(1, self._policy.profile_rounding), noise)
 
     def _check(self, request: AskRanges | AskProfile) -> None:
-        """Refuse another version or schema, and data of too few records or patients."""
+        """Refuse another schema, and data of too few records or patients."""
         name = self._policy.name
-        if request.comity != (here := version("comity")):
-            raise UsageError(
-                f"{name} has Comity {here}, the server has {request.comity}: install the same on"
-                " both sides."
-            )
         if request.schema != schema_digest(self._dataset.schema):
             raise UsageError(
                 f"The data of {name} follow another schema than the server's: import them again by"
