@@ -298,6 +298,7 @@ def compare(
     reference: str | None = None,
     folds: int = 1,
     repeats: int = 1,
+    plain: str = "auto",
     **settings: Unpack[Settings],
 ) -> Comparison:
     """Compare methods, and SOLO, on the same data.
@@ -326,6 +327,10 @@ def compare(
         folds: number of folds of cross-validation, in place of `seeds` and `test`: each method runs
             once per fold, and every sample of a party is tested on once; 1 for none
         repeats: number of repeats of cross-validation, with other folds and starts
+        plain: plain models that each party also trains alone, with scikit-learn: "linear",
+            "boosting", "linear,boosting" or "none"; "auto": both on tables. Gains are then over the
+            best of these and SOLO, which each party chooses by cross-validation on its training
+            samples.
         settings: settings of `comity.run`. Options of methods are also accepted as keywords at run
             time, but type checkers know them only in `set`; each goes to the methods that have it.
 
@@ -367,6 +372,7 @@ def compare(
             record_messages,
             equal_steps,
             reference,
+            plain,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from comity.cli.options import (
     Folds,
     Jobs,
     Out,
+    PlainModels,
     RecordMessages,
     Repeats,
     Report,
@@ -42,7 +43,7 @@ from comity.cli.site_runs import (
 )
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.names import display_name
+from comity.names import OWN_MODELS, display_name
 from comity.runs.config import Experiment, experiment
 
 if TYPE_CHECKING:
@@ -269,6 +270,7 @@ def compare(
     ] = None,
     folds: Folds = None,
     repeats: Repeats = 1,
+    plain: PlainModels = "auto",
     leave_one_out: Annotated[
         bool,
         typer.Option("--leave-one-out", help="also run without each party in turn: who helps whom"),
@@ -297,9 +299,11 @@ def compare(
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
     from comity.studies.method_settings import take_solo
+    from comity.studies.own_models import parse_plain
     from comity.studies.parallel import parse_jobs
 
     job_count = parse_jobs(jobs)
+    parse_plain(plain)  # a wrong word is refused before any data are loaded
     base = experiment(settings)
     algos, seed_list = _with_tuned(algos, tuned, base, settings, seeds)
     folds = 1 if tuned and folds is None else folds  # tunings choose the seeds
@@ -307,6 +311,8 @@ def compare(
     if federation is not None:
         if leave_one_out or job_count > 1 or all_methods or equal_steps or reference:
             raise UsageError(NOT_AT_SITES)
+        if parse_plain(plain):
+            raise UsageError(PLAIN_AT_SITES)
         check_at_sites(settings, track)
         check_not_recorded(record_messages)
         compare_sites(federation, base, chosen_methods(algos), seed_list, out, deadline, wait)
@@ -331,6 +337,7 @@ def compare(
             record_messages=record_messages,
             equal_steps=equal_steps,
             reference=reference,
+            plain=plain,
         )
         effects = []
         if leave_one_out:
@@ -345,6 +352,8 @@ def compare(
     # the settings of a run have no `auto`
     resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
     show_comparison(findings, resolved)
+    if findings.own_models:
+        show_own_models(findings.own_models)
     if findings.against:
         show_against(findings.against)
     if effects:
@@ -357,7 +366,8 @@ def compare(
     show_answers(findings)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if record_messages:
-        print_recording_size(folder, [run for runs in folders.values() for run in runs])
+        recorded = [run for runs in folders.values() for run in runs if RunFolder(run).recorded]
+        print_recording_size(folder, recorded)
     if report:
         write_report(folder)
     _check_trained(findings.rows)
@@ -376,6 +386,11 @@ def _parties_to_leave_out(typed: str | None, leave_one_out: bool) -> list[str] |
 NOT_AT_SITES = (
     "--all, --equal-steps, --leave-one-out and --jobs are not available in a comparison at sites,"
     " nor is --reference: name the methods, which run one after another with all sites."
+)
+
+
+PLAIN_AT_SITES = (
+    "Plain models are not trained between sites: gains there are over SOLO. Leave out --plain."
 )
 
 
@@ -472,6 +487,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     """
     from comity.cli import screen
     from comity.studies.compare import SOLO
+    from comity.studies.estimate import OVER_OWN_MODEL
     from comity.studies.method_summary import (
         EPSILON,
         SERVER_STEPS,
@@ -487,13 +503,21 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
         title += f", {findings.runs_phrase}"
     optional = optional_columns(rows)
     screen.table(*columns(row.cells(findings.repeats > 1, optional) for row in rows), title)
-    compared = sum(row.gain is not None for row in rows)
+    compared = sum(
+        row.gain is not None and row.algorithm not in (SOLO, *OWN_MODELS) for row in rows
+    )
     correction = ""
     if compared > 1:
         correction = f" and Bonferroni-corrected for choosing the best of {compared} methods"
     by_metric = "" if metric is ACCURACY else f" by {metric.title}"
+    over = "over SOLO: gain over training alone"
+    if findings.baseline == OVER_OWN_MODEL:
+        over = (
+            "over own model: gain over each party's own model, the best of those that it trains"
+            " alone by cross-validation on its training samples,"
+        )
     legend = [
-        "over SOLO: gain over training alone in points, mean over parties, with its 95% interval.",
+        f"{over} in points, mean over parties, with its 95% interval.",
         f"gained, hurt: parties whose interval, paired over their test samples{correction},"
         " excludes zero.",
         f"worst: the worst party{by_metric}.",
@@ -502,11 +526,14 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     ]
     if SERVER_STEPS in optional:
         legend.append("server steps: those of the server in the run.")
+    alone_models = "Models of SOLO are trained"
+    if findings.baseline == OVER_OWN_MODEL:
+        alone_models = "SOLO, plain models and own models are trained"
     if EPSILON in optional:
         legend.append(
             "epsilon: the largest privacy loss of a party (infinite: something leaves without"
-            " noise). SOLO is trained without noise, because nothing of it leaves the party: a"
-            " difference to it contains the price of privacy."
+            f" noise). {alone_models} without noise, because nothing of them leaves the party: a"
+            " difference to them contains the price of privacy."
         )
     if resolved.newcomers:
         legend.append("newcomers: accuracy after joining, and the gain over training alone.")
@@ -520,6 +547,14 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
         screen.print_legend(f"solo is trained with {settings_text}.")
     for text in (text for row in rows for text in row.caveats):
         print_warning(text)
+
+
+def show_own_models(own_models: Mapping[str, Mapping[str, int]]) -> None:
+    """Print which model each party has chosen as its own."""
+    from comity.cli import screen
+    from comity.studies.own_models import describe_choices
+
+    screen.print_legend(describe_choices(own_models))
 
 
 def show_against(against: AgainstEach) -> None:

@@ -20,7 +20,7 @@ from comity.errors import UsageError
 from comity.measure import Gain, gains
 from comity.metrics.metrics import METRICS
 from comity.models import CustomModel
-from comity.names import display_name
+from comity.names import OWN_MODEL, OWN_MODELS, display_name
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
@@ -42,8 +42,10 @@ from comity.studies.cross_validation import (
 from comity.studies.equal_steps import describe_equal_steps
 from comity.studies.equal_steps import equal_steps as measure_equal_steps
 from comity.studies.method_settings import split_settings, take_solo
+from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
+from comity.studies.own_models import AUTO, count_choices, plain_models_for, run_own_models
 from comity.studies.parallel import (
     SHARED_DATA,
     Cost,
@@ -99,6 +101,12 @@ class Findings:
     """One method against each of the others, if the comparison has a reference."""
     folds: int = 1
     """The number of folds of cross-validation. Lists in `rows` then have one entry per repeat."""
+    baseline: Baseline = OVER_SOLO
+    """What gains are over: SOLO, or each party's own model."""
+    own_models: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By party: in how many runs each model was chosen as its own model. Empty with SOLO as the
+    baseline.
+    """
 
     @property
     def repeats(self) -> int:
@@ -131,6 +139,7 @@ def compare(
     record_messages: bool = False,
     equal_steps: bool = False,
     reference: str | None = None,
+    plain: str = AUTO,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed.
 
@@ -149,6 +158,8 @@ def compare(
         equal_steps: Whether methods get the numbers of rounds in which a party takes equally many
             gradient evaluations, in place of equally many rounds.
         reference: The method that is compared with each of the others.
+        plain: The plain models that each party also trains alone (see `own_models.parse_plain`).
+            Gains are then over the best of these and SOLO.
     """
     check_folders(list(dict.fromkeys([SOLO, *algorithms])))
     methods, alone = take_solo(algorithms, SOLO)
@@ -158,6 +169,7 @@ def compare(
     data = cached_federations(federation)
     base = with_one_worker(one_process(base) if record_messages else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
+    kinds = plain_models_for(plain, data(base.but(seed=seeds[0])))
     check_seeds(seeds, folds_of(base.test))
     check_settings(base, methods)
     rounds, scaling = (
@@ -205,12 +217,21 @@ def compare(
             warn_once(
                 f"{display_name(method)}: {warning}" for warning in warning_texts(summary, "during")
             )
+    own_names = [*kinds, OWN_MODEL] if kinds else []
+    own: dict[str, list[dict[str, Any]]] = {name: [] for name in own_names}
+    for seed in seeds if kinds else ():
+        experiment = experiment_of(base, SOLO, seed, rounds, alone)
+        folders = {name: run_folder(out, name, seed) for name in (SOLO, *own_names)}
+        job = prepare(experiment, data(experiment), model)
+        for name, summary in run_own_models(job, kinds, folders, model).items():
+            own[name].append(summary)
     present = summaries[SOLO][0]["accuracy"]["per_party"]
     equal_methods = find_equal_methods(
         {method: [run_folder(out, method, seed) for seed in seeds] for method in methods}
     )
     before = [RunWarning("before", text) for text in (*scaling, *batchnorm.warnings())]
     warnings = [*before, *(RunWarning("after", text) for text in equal_methods)]
+    summaries = {SOLO: summaries[SOLO]} | own | summaries
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
     result = findings(base, summaries, out, from_start, warnings, equal_steps, reference)
     if alone:
@@ -271,7 +292,8 @@ def findings(
     equal_steps: bool = False,
     reference: str | None = None,
 ) -> Findings:
-    """Compare every method with SOLO, for each party and for all together.
+    """Compare every method with SOLO, or with the parties' own models if there are any, for each
+    party and for all together.
 
     The verdicts name the best of the methods in which a party could take part, so the intervals are
     Bonferroni-corrected for their number. Warnings about the methods' steps are added to those
@@ -293,7 +315,15 @@ def findings(
             method: pool_summaries(runs, fold_runs[method], rare, folds, metric)
             for method, runs in summaries.items()
         }
-    shares = {method: chain(composed(base, method))[-1].traits.shares for method in summaries}
+    baseline = OWN_MODEL if OWN_MODEL in summaries else SOLO
+    over = OVER_OWN_MODEL if baseline == OWN_MODEL else OVER_SOLO
+    own_models = count_choices(summaries[OWN_MODEL]) if baseline == OWN_MODEL else {}
+    shares = {
+        method: "nothing"
+        if method in OWN_MODELS
+        else chain(composed(base, method))[-1].traits.shares
+        for method in summaries
+    }
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
     picked = max(1, len(open_to_all))
     same = same_parties(of_seed.shares for of_seed in parties.values())
@@ -308,10 +338,10 @@ def findings(
         now, before = (run_folders(out, m, all_seeds) for m in (method, other))
         return {seed: gains(now[seed], before[seed], metric.name) for seed in all_seeds}
 
-    gained = {m: {} if untrained & {m, SOLO} else gains_over(m, SOLO) for m in summaries}
+    gained = {m: {} if untrained & {m, baseline} else gains_over(m, baseline) for m in summaries}
     rows = {
         m: method_summary(
-            display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name
+            display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name, over
         )
         for m in summaries
     }
@@ -324,9 +354,10 @@ def findings(
         metric,
         class_names,
         best[0].algorithm if best else "",
+        own_models,
     )
     overall = overall_verdict(joint, verdicts, len(parties), folds)
-    reading = how_to_read(len(open_to_all), list(parties), metric, same, folds)
+    reading = how_to_read(len(open_to_all), list(parties), metric, same, folds, over)
     return Findings(
         metric.name,
         all_seeds,
@@ -336,7 +367,11 @@ def findings(
         reading,
         [*warnings, *(RunWarning("after", text) for text in about_steps)],
         equal_steps,
-        {display_name(m): own for m in summaries if (own := split_settings(m)[1])},
+        {
+            display_name(m): own
+            for m in summaries
+            if m not in OWN_MODELS and (own := split_settings(m)[1])
+        },
         against_each(
             reference,
             [m for m in summaries if m != reference and m not in untrained],
@@ -348,6 +383,8 @@ def findings(
         if reference and reference not in untrained
         else None,
         folds,
+        over,
+        own_models,
     )
 
 
@@ -385,6 +422,11 @@ def check_folders(methods: Sequence[str]) -> None:
     ):
         raise UsageError(f"{file} is no method: give methods by name, and settings as options.")
     folders = [folder_name(method) for method in methods]
+    if reserved := next((folder for folder in folders if folder in OWN_MODELS), None):
+        raise UsageError(
+            f"{reserved} is no method: the models that each party trains alone are added with"
+            " --plain."
+        )
     if twice := next((f for f in folders if folders.count(f) > 1), None):
         raise UsageError(
             f"Two of the methods would share the folder {twice}: rename one of the files."
