@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
 from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.progress import ProgressFactory, show_progress
+from comity.runs.auto_model import resolve_auto_model
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
@@ -262,7 +264,10 @@ def run(
     if out is None and any(isinstance(tracker, str) for tracker in track):
         raise UsageError("Trackers write beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
-    job = prepare(experiment, federation_of(experiment, federation), custom_model)
+    data = federation_of(experiment, federation)
+    experiment, reason = resolve_auto_model(experiment, data)
+    job = prepare(experiment, data, custom_model)
+    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)
     temporary, folder = _run_folder(out)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,7 @@ from comity.runs.config import Experiment, experiment
 if TYPE_CHECKING:
     from comity.studies.against import AgainstEach
     from comity.studies.compare import Findings
+    from comity.studies.estimate import Baseline
     from comity.studies.method_summary import MethodSummary
 
 
@@ -67,6 +69,7 @@ def run(
 ) -> None:
     """Run a method, or the experiment of a TOML file."""
     from comity.cli import screen
+    from comity.runs.auto_model import resolve_auto_model
     from comity.runs.build import federation_of, prepare
     from comity.runs.recording import one_process
     from comity.runs.run import start
@@ -77,7 +80,10 @@ def run(
         submit_run(base, settings, federation, out, track, deadline, wait)
         return
     base = one_process(base) if record_messages else base
-    job = prepare(base, federation_of(base))
+    federation_here = federation_of(base)
+    base, reason = resolve_auto_model(base, federation_here)
+    job = prepare(base, federation_here)
+    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
     for text in job.warnings():
         print_warning(text)
     for initial in job.context.initial_weights:
@@ -299,11 +305,9 @@ def compare(
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
     from comity.studies.method_settings import take_solo
-    from comity.studies.own_models import parse_plain
     from comity.studies.parallel import parse_jobs
 
     job_count = parse_jobs(jobs)
-    parse_plain(plain)  # a wrong word is refused before any data are loaded
     base = experiment(settings)
     algos, seed_list = _with_tuned(algos, tuned, base, settings, seeds)
     folds = 1 if tuned and folds is None else folds  # tunings choose the seeds
@@ -311,8 +315,7 @@ def compare(
     if federation is not None:
         if leave_one_out or job_count > 1 or all_methods or equal_steps or reference:
             raise UsageError(NOT_AT_SITES)
-        if parse_plain(plain):
-            raise UsageError(PLAIN_AT_SITES)
+        check_plain_at_sites(plain)
         check_at_sites(settings, track)
         check_not_recorded(record_messages)
         compare_sites(federation, base, chosen_methods(algos), seed_list, out, deadline, wait)
@@ -339,8 +342,13 @@ def compare(
             reference=reference,
             plain=plain,
         )
+        # the settings of a run have no `auto`
+        resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
         effects = []
         if leave_one_out:
+            base = base.but(model=resolved.model)
+            compared = {row.algorithm for row in findings.rows}
+            algos = [method for method in algos if display_name(method) in compared]
             # with --equal-steps, methods differ in their rounds
             rounds = {
                 method: RunFolder(run_folder(folder, method, seed_list[0])).read_experiment().rounds
@@ -349,11 +357,7 @@ def compare(
             effects = left_out.measure_effects(
                 base, algos, seed_list, folder, progress, only, jobs=job_count, rounds=rounds
             )
-    # the settings of a run have no `auto`
-    resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
     show_comparison(findings, resolved)
-    if findings.own_models:
-        show_own_models(findings.own_models)
     if findings.against:
         show_against(findings.against)
     if effects:
@@ -392,6 +396,14 @@ NOT_AT_SITES = (
 PLAIN_AT_SITES = (
     "Plain models are not trained between sites: gains there are over SOLO. Leave out --plain."
 )
+
+
+def check_plain_at_sites(plain: str) -> None:
+    """Raise `UsageError` if plain models are to be trained between sites."""
+    from comity.studies.own_models import parse_plain
+
+    if parse_plain(plain):
+        raise UsageError(PLAIN_AT_SITES)
 
 
 def _with_tuned(
@@ -487,13 +499,13 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     """
     from comity.cli import screen
     from comity.studies.compare import SOLO
-    from comity.studies.estimate import OVER_OWN_MODEL
     from comity.studies.method_summary import (
         EPSILON,
         SERVER_STEPS,
         columns,
         optional_columns,
     )
+    from comity.studies.own_models import describe_choices
 
     rows = findings.rows
     metric = METRICS[resolved.metric]
@@ -510,31 +522,16 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     if compared > 1:
         correction = f" and Bonferroni-corrected for choosing the best of {compared} methods"
     by_metric = "" if metric is ACCURACY else f" by {metric.title}"
-    over = "over SOLO: gain over training alone"
-    if findings.baseline == OVER_OWN_MODEL:
-        over = (
-            "over own model: gain over each party's own model, the best of those that it trains"
-            " alone by cross-validation on its training samples,"
-        )
     legend = [
-        f"{over} in points, mean over parties, with its 95% interval.",
-        f"gained, hurt: parties whose interval, paired over their test samples{correction},"
-        " excludes zero.",
+        *_explain_gains(findings.baseline, correction),
         f"worst: the worst party{by_metric}.",
         "steps: gradient evaluations of a party in the run, mean over parties.",
         "sent: all bytes sent in a run, without evaluation.",
     ]
     if SERVER_STEPS in optional:
         legend.append("server steps: those of the server in the run.")
-    alone_models = "Models of SOLO are trained"
-    if findings.baseline == OVER_OWN_MODEL:
-        alone_models = "SOLO, plain models and own models are trained"
     if EPSILON in optional:
-        legend.append(
-            "epsilon: the largest privacy loss of a party (infinite: something leaves without"
-            f" noise). {alone_models} without noise, because nothing of them leaves the party: a"
-            " difference to them contains the price of privacy."
-        )
+        legend.append(_explain_epsilon(findings.baseline))
     if resolved.newcomers:
         legend.append("newcomers: accuracy after joining, and the gain over training alone.")
     if any(row.untrained for row in rows):
@@ -545,16 +542,45 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     if alone := findings.settings.get(SOLO):
         settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
         screen.print_legend(f"solo is trained with {settings_text}.")
+    if findings.own_models:
+        screen.print_legend(describe_choices(findings.own_models))
     for text in (text for row in rows for text in row.caveats):
         print_warning(text)
 
 
-def show_own_models(own_models: Mapping[str, Mapping[str, int]]) -> None:
-    """Print which model each party has chosen as its own."""
-    from comity.cli import screen
-    from comity.studies.own_models import describe_choices
+def _explain_gains(baseline: Baseline, correction: str) -> list[str]:
+    """Return the meaning of the columns about gains."""
+    from comity.studies.estimate import OVER_OWN_MODEL
 
-    screen.print_legend(describe_choices(own_models))
+    over = "over SOLO: gain over training alone"
+    if baseline == OVER_OWN_MODEL:
+        over = (
+            "over own model: gain over each party's own model, the best of those that it trains"
+            " alone by cross-validation on its training samples,"
+        )
+    return [
+        f"{over} in points, mean over parties, with its 95% interval.",
+        f"gained, hurt: parties whose interval, paired over their test samples{correction},"
+        " excludes zero.",
+    ]
+
+
+def _explain_epsilon(baseline: Baseline) -> str:
+    """Return the meaning of the column epsilon."""
+    from comity.studies.estimate import OVER_OWN_MODEL
+
+    alone = "SOLO is trained without noise, because nothing of it leaves the party: a difference to"
+    it = "it"
+    if baseline == OVER_OWN_MODEL:
+        alone = (
+            "SOLO, plain models and own models are trained without noise, because nothing of them"
+            " leaves the party: a difference to"
+        )
+        it = "them"
+    return (
+        "epsilon: the largest privacy loss of a party (infinite: something leaves without noise)."
+        f" {alone} {it} contains the price of privacy."
+    )
 
 
 def show_against(against: AgainstEach) -> None:

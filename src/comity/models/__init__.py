@@ -28,6 +28,8 @@ CustomModel = Pair | Callable[[tuple[int, ...], int], Pair | Stack]
 """A network passed from Python: an (encoder, head) pair, or a function of the sample shape and the
 number of classes that returns one.
 """
+AUTO = "auto"
+"""The value of the setting `model` for a network that is chosen by the data."""
 MODULES = "modules"
 """The value of the setting `model` for a network passed from Python."""
 
@@ -73,6 +75,11 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
     if model == MODULES:
         raise UsageError(
             "The model was given from Python as modules: give the same again, with model=..."
+        )
+    if model == AUTO:
+        raise UsageError(
+            "model=auto is for 'comity run' and 'comity compare' on tables in a simulation: name a"
+            " network here, as in --model linear."
         )
     if is_code(model):
         builder = partial(call_from_file, model, "build", shape, classes)

@@ -181,8 +181,8 @@ class Group:
 def gather(folder: Path, trust: bool = False) -> list[Group]:
     """Return the runs in a folder, grouped by their data.
 
-    Methods are in the order in which their first runs started, after SOLO and plain models. With `trust`, runs
-    of other people may execute the Python files that their settings name.
+    Methods are in the order in which their first runs started, after SOLO and own models. With
+    `trust`, runs of other people may execute the Python files that their settings name.
 
     Raises:
         UsageError: if the folder does not exist or has no runs

@@ -21,6 +21,7 @@ from comity.measure import Gain, gains
 from comity.metrics.metrics import METRICS
 from comity.models import CustomModel
 from comity.names import OWN_MODEL, OWN_MODELS, display_name
+from comity.runs.auto_model import LINEAR, resolve_auto_model
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
@@ -29,6 +30,7 @@ from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
 from comity.runs.summary import no_round_counted
 from comity.safe_files import path_inside, write_atomically
+from comity.spec import parse
 from comity.studies.against import AgainstEach, against_each, find_method
 from comity.studies.compare_warnings import BatchNormCheck, compare_steps
 from comity.studies.cross_validation import (
@@ -41,8 +43,8 @@ from comity.studies.cross_validation import (
 )
 from comity.studies.equal_steps import describe_equal_steps
 from comity.studies.equal_steps import equal_steps as measure_equal_steps
-from comity.studies.method_settings import split_settings, take_solo
 from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline
+from comity.studies.method_settings import split_settings, take_solo
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
 from comity.studies.own_models import AUTO, count_choices, plain_models_for, run_own_models
@@ -68,6 +70,8 @@ from comity.wire.ledger import SERVER
 
 SOLO = "solo"
 COMPARISON = "comparison.json"
+WITH_LAYERS = "mlp2"
+"""A network that has a representation, for data of any shape."""
 LEFT_OUT = "leave-one-out"
 """The folder of the runs with one party left out (see `leave_one_out`)."""
 
@@ -163,13 +167,16 @@ def compare(
     """
     check_folders(list(dict.fromkeys([SOLO, *algorithms])))
     methods, alone = take_solo(algorithms, SOLO)
-    reference = find_method(reference, methods) if reference else None
-    for method in dict.fromkeys(m for m in algorithms if list(algorithms).count(m) > 1):
-        warn(f"{display_name(method)} is given several times, and is compared once.")
+    _warn_of_duplicates(algorithms, warn)
     data = cached_federations(federation)
     base = with_one_worker(one_process(base) if record_messages else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
-    kinds = plain_models_for(plain, data(base.but(seed=seeds[0])))
+    first = base.but(seed=seeds[0])
+    kinds = plain_models_for(plain, data(first))
+    resolved, why_model = resolve_auto_model(first, data(first))
+    base = base.but(model=resolved.model)
+    methods, left_out = usable_methods(base, methods, data(first), model)
+    reference = find_method(reference, methods) if reference else None
     check_seeds(seeds, folds_of(base.test))
     check_settings(base, methods)
     rounds, scaling = (
@@ -189,7 +196,8 @@ def compare(
                 warn(text)
             passed_on.add(text)
 
-    warn_once(scaling)
+    about_methods = [*filter(None, [why_model]), *left_out, *scaling]
+    warn_once(about_methods)
     parties: dict[int, Parties] = {}
     runs: list[PlannedRun] = []
     batchnorm = BatchNormCheck()
@@ -217,19 +225,15 @@ def compare(
             warn_once(
                 f"{display_name(method)}: {warning}" for warning in warning_texts(summary, "during")
             )
-    own_names = [*kinds, OWN_MODEL] if kinds else []
-    own: dict[str, list[dict[str, Any]]] = {name: [] for name in own_names}
-    for seed in seeds if kinds else ():
-        experiment = experiment_of(base, SOLO, seed, rounds, alone)
-        folders = {name: run_folder(out, name, seed) for name in (SOLO, *own_names)}
-        job = prepare(experiment, data(experiment), model)
-        for name, summary in run_own_models(job, kinds, folders, model).items():
-            own[name].append(summary)
+    own = {}
+    if kinds:
+        of_solo = [experiment_of(base, SOLO, seed, rounds, alone) for seed in seeds]
+        own = _run_own_models(of_solo, kinds, data, out, model)
     present = summaries[SOLO][0]["accuracy"]["per_party"]
     equal_methods = find_equal_methods(
         {method: [run_folder(out, method, seed) for seed in seeds] for method in methods}
     )
-    before = [RunWarning("before", text) for text in (*scaling, *batchnorm.warnings())]
+    before = [RunWarning("before", text) for text in (*about_methods, *batchnorm.warnings())]
     warnings = [*before, *(RunWarning("after", text) for text in equal_methods)]
     summaries = {SOLO: summaries[SOLO]} | own | summaries
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
@@ -239,6 +243,31 @@ def compare(
     warn_once(warning.text for warning in result.warnings)
     write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
+
+
+def _warn_of_duplicates(algorithms: Sequence[str], warn: Callable[[str], None]) -> None:
+    for method in dict.fromkeys(m for m in algorithms if list(algorithms).count(m) > 1):
+        warn(f"{display_name(method)} is given several times, and is compared once.")
+
+
+def _run_own_models(
+    of_solo: Sequence[Experiment],
+    kinds: Sequence[str],
+    data: Callable[[Experiment], Federation],
+    out: Path,
+    model: CustomModel | None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Train plain models, and choose each party's own model, with the data and seeds of the runs of
+    SOLO. Returns the summaries by name.
+    """
+    names = [*kinds, OWN_MODEL]
+    summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for experiment in of_solo:
+        job = prepare(experiment, data(experiment), model)
+        folders = {name: run_folder(out, name, experiment.seed) for name in (SOLO, *names)}
+        for name, summary in run_own_models(job, kinds, folders, model).items():
+            summaries[name].append(summary)
+    return summaries
 
 
 def runnable_methods(
@@ -258,6 +287,47 @@ def runnable_methods(
         else:
             runnable.append(method)
     return runnable, reasons
+
+
+def usable_methods(
+    base: Experiment,
+    methods: Sequence[str],
+    federation: Federation,
+    model: CustomModel | None = None,
+) -> tuple[list[str], list[str]]:
+    """Return the methods that can train the comparison's network, and a sentence for each that
+    cannot because the network is linear: it has no representation beside its inputs.
+
+    Raises UsageError if no method is left beside SOLO.
+    """
+    if model is not None or parse(base.model).name != LINEAR:
+        return list(methods), []
+    usable, reasons = [], []
+    for method in methods:
+        try:
+            prepare(experiment_of(base, method, base.seed), federation)
+        except UsageError as reason:
+            if not _needs_representation(base, method, federation):
+                raise
+            reasons.append(f"{display_name(method)} is left out: {reason}")
+        else:
+            usable.append(method)
+    if usable == [SOLO] and reasons:
+        raise UsageError(
+            f"No method is left to compare with model={base.model}. {' '.join(reasons)}"
+        )
+    return usable, reasons
+
+
+def _needs_representation(base: Experiment, method: str, federation: Federation) -> bool:
+    """Return whether a method that cannot train a linear model can train a network with hidden
+    layers.
+    """
+    try:
+        prepare(experiment_of(base.but(model=WITH_LAYERS), method, base.seed), federation)
+    except UsageError:
+        return False
+    return True
 
 
 def find_equal_methods(folders: Mapping[str, Sequence[Path]]) -> list[str]:

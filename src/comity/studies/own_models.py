@@ -27,6 +27,7 @@ from comity.base.key import Key
 from comity.base.samples import Ints, PartyData
 from comity.core.server import Note
 from comity.data import Federation
+from comity.data.protocols import training_folds
 from comity.data.split import Share
 from comity.errors import UsageError
 from comity.measure.cross_validation import OutOfFold
@@ -46,7 +47,7 @@ from comity.runs.summary import summarise
 from comity.runs.tables import METRICS as METRICS_TABLE
 from comity.runs.tables import TIMING
 from comity.runs.trust import code_of, mark
-from comity.studies.plain_models import fit, training_folds
+from comity.studies.plain_models import fit
 
 AUTO = "auto"
 MOST_NAMED = 12
@@ -127,8 +128,7 @@ def run_own_models(
         begin = time.perf_counter()
         data = {name: job.federation.parties[name] for name in job.info.names}
         key = Key.root(job.experiment.seed).fold("own-models")
-        classes = job.info.task.classes
-        folds = {name: training_folds(data[name], classes, key.fold(name)) for name in data}
+        folds = {name: training_folds(data[name], key.fold(name)) for name in data}
         predictions: dict[str, dict[str, Answers]] = {}
         for kind in kinds:
             began = time.perf_counter()
@@ -380,8 +380,8 @@ def describe_choices(own_models: Mapping[str, Mapping[str, int]]) -> str:
     """Return a sentence on which model parties have chosen as their own.
 
     Examples:
-        >>> describe_choices({"north": {"plain-linear": 5}, "south": {"solo": 3, "plain-linear": 2}})
-        'Own models: plain-linear of north; solo (3 runs), plain-linear (2) of south.'
+        >>> describe_choices({"a": {"plain-linear": 5}, "b": {"solo": 3, "plain-linear": 2}})
+        'Own models: plain-linear of a; solo (3 runs), plain-linear (2) of b.'
     """
     if len(own_models) > MOST_NAMED:
         total = sum((Counter(choices) for choices in own_models.values()), Counter[str]())

@@ -269,10 +269,8 @@ def _verdict(
     best = max(gains, key=lambda method: gains[method].gain)
     tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
     power = describe_power(gains[best], tests)
-    text = (
-        f"no clear difference{f' to its own model{own_model}' if own_model else ''}; {best} gives {gains[best]}"
-        + (f"; {power}" if power else "")
-    )
+    to = f" to its own model{own_model}" if own_model else ""
+    text = f"no clear difference{to}; {best} gives {gains[best]}" + (f"; {power}" if power else "")
     return PartyVerdict(party, "level", text, None, gains)
 
 

@@ -20,11 +20,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from comity.base.key import Key
-from comity.base.samples import Ints, PartyData, Samples
+from comity.base.samples import Ints, Samples
 
-FOLDS = 5
-"""The number of folds of the training samples."""
 PENALTIES = tuple(float(10.0**k) for k in range(4, -5, -1))
 """The penalties that are tried, the strongest first: of ridge regression, and 1/C of logistic
 regression. Inputs are standardised before.
@@ -38,7 +35,7 @@ LEAST_IN_LEAF = 2
 UNSEEN = math.log(1e-6)
 """The largest log-probability of a class that the party has not seen in training."""
 Predictor = Callable[[Tensor], Tensor]
-"""From inputs to logits (samples x classes) or, where the label is a number, values (samples x 1)."""
+"""From inputs to logits (samples x classes), or to values (samples x 1) if the label is a number."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +47,6 @@ class PlainModel:
     """The logits of the training samples, each by a model that was trained on the other folds."""
     penalty: float | None = None
     """The penalty that was chosen; None for a model without one."""
-
-
-def training_folds(data: PartyData, classes: int, key: Key) -> Ints:
-    """Return the fold of each training sample, stratified by the label.
-
-    All samples of a patient are in one fold. There are fewer than `FOLDS` folds if there are fewer
-    samples or patients.
-    """
-    y = data.train.y.numpy()
-    units = np.arange(len(y)) if data.patients is None else data.patients.numpy()
-    _, first, unit_of = np.unique(units, return_index=True, return_inverse=True)
-    order: Ints = key.numpy().permutation(len(first))
-    order = order[np.argsort(y[first][order], kind="stable")]
-    fold_of_unit = np.zeros(len(first), dtype=np.int64)
-    fold_of_unit[order] = np.arange(len(first)) % min(FOLDS, len(first))
-    folds: Ints = fold_of_unit[unit_of]
-    return folds
 
 
 def fit_linear(train: Samples, classes: int, folds: Ints) -> PlainModel:

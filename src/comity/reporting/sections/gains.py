@@ -98,7 +98,7 @@ def _suggest_solo(group: Group) -> str:
 
 
 def gains_by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
-    """Return every party's gain over the baseline, by seed; under cross-validation, over all folds."""
+    """Return every party's gain over the baseline, by seed; in cross-validation, over all folds."""
     if group.folds > 1:
         return gains_in_folds(group, method, group.baseline)
     return {
@@ -182,7 +182,7 @@ def party_results(group: Group, method: Method) -> list[PartyResult]:
 
 
 def gains(group: Group, folder: Path) -> Section:
-    """Return the third section: each party beside the baseline, fairness, newcomers, who helps whom."""
+    """Return the third section: parties beside the baseline, fairness, newcomers, who helps whom."""
     section = Section("gains", "Who gains")
     methods = [m for m in group.methods if m.finished]
     if not methods:
@@ -252,8 +252,9 @@ def _add_dumbbells(section: Section, group: Group, compared: dict[str, list[Part
     alone = "each party's own model" if group.over == OVER_OWN_MODEL else "training alone"
     section.say(
         f"Hollow: {alone}. Filled: the method. Bar: the 95% interval of the gain, paired over test"
-        f" samples{correction_note(group)}, drawn around the result of {alone}, and no further than a figure can go; it is clear of the hollow mark where a party clearly gains"
-        " or loses. Level: it is not, which is not the same as no difference." + _about_seeds(group)
+        f" samples{correction_note(group)}, drawn around the result of {alone}, and no further"
+        " than a figure can go; it is clear of the hollow mark where a party clearly gains or loses."
+        " Level: it is not, which is not the same as no difference." + _about_seeds(group)
     )
 
 
