@@ -346,16 +346,16 @@ def compare(
         resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
         effects = []
         if leave_one_out:
-            base = base.but(model=resolved.model)
-            compared = {row.algorithm for row in findings.rows}
-            algos = [method for method in algos if display_name(method) in compared]
-            # with --equal-steps, methods differ in their rounds
-            rounds = {
-                method: RunFolder(run_folder(folder, method, seed_list[0])).read_experiment().rounds
-                for method in algos
-            }
+            algos, rounds = _compared_methods(algos, findings, folder, seed_list[0])
             effects = left_out.measure_effects(
-                base, algos, seed_list, folder, progress, only, jobs=job_count, rounds=rounds
+                base.but(model=resolved.model),
+                algos,
+                seed_list,
+                folder,
+                progress,
+                only,
+                jobs=job_count,
+                rounds=rounds,
             )
     show_comparison(findings, resolved)
     if findings.against:
@@ -370,11 +370,28 @@ def compare(
     show_answers(findings)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if record_messages:
-        recorded = [run for runs in folders.values() for run in runs if RunFolder(run).recorded]
-        print_recording_size(folder, recorded)
+        print_recording_size(folder, [run for runs in folders.values() for run in runs])
     if report:
         write_report(folder)
     _check_trained(findings.rows)
+
+
+def _compared_methods(
+    algos: Sequence[str], findings: Findings, folder: Path, seed: int
+) -> tuple[list[str], dict[str, int]]:
+    """Return the methods that were not left out of a comparison, and their numbers of rounds, in
+    which they differ with --equal-steps.
+    """
+    from comity.runs.folder import RunFolder
+    from comity.studies.compare import run_folder
+
+    compared = {row.algorithm for row in findings.rows}
+    methods = [method for method in algos if display_name(method) in compared]
+    rounds = {
+        method: RunFolder(run_folder(folder, method, seed)).read_experiment().rounds
+        for method in methods
+    }
+    return methods, rounds
 
 
 def _parties_to_leave_out(typed: str | None, leave_one_out: bool) -> list[str] | None:
@@ -484,7 +501,8 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     from comity.runs.folder import RunFolder
     from comity.runs.recording import RECORDED
 
-    total = sum(RunFolder(run).messages.stat().st_size for run in runs)
+    recorded = [folder for run in runs if (folder := RunFolder(run)).recorded]
+    total = sum(folder.messages.stat().st_size for folder in recorded)
     screen.out.print(
         f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
         f" {folder}",
@@ -505,7 +523,6 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
         columns,
         optional_columns,
     )
-    from comity.studies.own_models import describe_choices
 
     rows = findings.rows
     metric = METRICS[resolved.metric]
@@ -539,13 +556,24 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     if any(row.caveats for row in rows):
         legend.append("*: see the warnings.")
     screen.print_legend(" ".join(legend))
-    if alone := findings.settings.get(SOLO):
-        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
-        screen.print_legend(f"solo is trained with {settings_text}.")
-    if findings.own_models:
-        screen.print_legend(describe_choices(findings.own_models))
+    for text in _explain_training_alone(findings):
+        screen.print_legend(text)
     for text in (text for row in rows for text in row.caveats):
         print_warning(text)
+
+
+def _explain_training_alone(findings: Findings) -> list[str]:
+    """Return the settings of SOLO, if it has its own, and which model each party has as its own."""
+    from comity.studies.compare import SOLO
+    from comity.studies.own_models import describe_choices
+
+    texts = []
+    if alone := findings.settings.get(SOLO):
+        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
+        texts.append(f"solo is trained with {settings_text}.")
+    if findings.own_models:
+        texts.append(describe_choices(findings.own_models))
+    return texts
 
 
 def _explain_gains(baseline: Baseline, correction: str) -> list[str]:

@@ -170,12 +170,11 @@ def compare(
     _warn_of_duplicates(algorithms, warn)
     data = cached_federations(federation)
     base = with_one_worker(one_process(base) if record_messages else base, jobs)
-    base = judged_by(base, data(base.but(seed=seeds[0])).classes)
-    first = base.but(seed=seeds[0])
-    kinds = plain_models_for(plain, data(first))
-    resolved, why_model = resolve_auto_model(first, data(first))
-    base = base.but(model=resolved.model)
-    methods, left_out = usable_methods(base, methods, data(first), model)
+    first = data(base.but(seed=seeds[0]))
+    base = judged_by(base, first.classes)
+    kinds = plain_models_for(plain, first)
+    base, about_methods = _with_model(base, seeds[0], first)
+    methods, left_out = usable_methods(base, methods, first, model)
     reference = find_method(reference, methods) if reference else None
     check_seeds(seeds, folds_of(base.test))
     check_settings(base, methods)
@@ -196,7 +195,7 @@ def compare(
                 warn(text)
             passed_on.add(text)
 
-    about_methods = [*filter(None, [why_model]), *left_out, *scaling]
+    about_methods += [*left_out, *scaling]
     warn_once(about_methods)
     parties: dict[int, Parties] = {}
     runs: list[PlannedRun] = []
@@ -230,19 +229,29 @@ def compare(
         of_solo = [experiment_of(base, SOLO, seed, rounds, alone) for seed in seeds]
         own = _run_own_models(of_solo, kinds, data, out, model)
     present = summaries[SOLO][0]["accuracy"]["per_party"]
-    equal_methods = find_equal_methods(
-        {method: [run_folder(out, method, seed) for seed in seeds] for method in methods}
-    )
-    before = [RunWarning("before", text) for text in (*about_methods, *batchnorm.warnings())]
-    warnings = [*before, *(RunWarning("after", text) for text in equal_methods)]
+    equal_methods = find_equal_methods({m: [*run_folders(out, m, seeds).values()] for m in methods})
+    warnings = [
+        *(RunWarning("before", text) for text in (*about_methods, *batchnorm.warnings())),
+        *(RunWarning("after", text) for text in equal_methods),
+    ]
     summaries = {SOLO: summaries[SOLO]} | own | summaries
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
     result = findings(base, summaries, out, from_start, warnings, equal_steps, reference)
-    if alone:
-        result = replace(result, settings={SOLO: alone} | result.settings)
+    result = replace(result, settings=({SOLO: alone} if alone else {}) | result.settings)
     warn_once(warning.text for warning in result.warnings)
     write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
+
+
+def _with_model(
+    base: Experiment, seed: int, federation: Federation
+) -> tuple[Experiment, list[str]]:
+    """Return the settings with a network in place of `model=auto`, and a sentence if there was one.
+
+    All runs have the network that the training samples of the first seed choose.
+    """
+    resolved, reason = resolve_auto_model(base.but(seed=seed), federation)
+    return base.but(model=resolved.model), [reason] if reason else []
 
 
 def _warn_of_duplicates(algorithms: Sequence[str], warn: Callable[[str], None]) -> None:

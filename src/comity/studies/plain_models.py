@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ LEAST_IN_LEAF = 2
 UNSEEN = math.log(1e-6)
 """The largest log-probability of a class that the party has not seen in training."""
 Predictor = Callable[[Tensor], Tensor]
-"""From inputs to logits (samples x classes), or to values (samples x 1) if the label is a number."""
+"""From inputs to logits (samples x classes), or to values (samples x 1) of a label in numbers."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def fit_linear(train: Samples, classes: int, folds: Ints) -> PlainModel:
     The penalty is that with the lowest log loss, or squared error, in cross-validation.
     """
     trials = [
-        (penalty, _out_of_fold(train, folds, lambda part, p=penalty: _linear(part, classes, p)))
+        (penalty, _out_of_fold(train, folds, partial(_linear, classes=classes, penalty=penalty)))
         for penalty in PENALTIES
     ]
     penalty, predictions = min(trials, key=lambda trial: _loss(trial[1], train.y, classes))

@@ -182,7 +182,7 @@ def party_results(group: Group, method: Method) -> list[PartyResult]:
 
 
 def gains(group: Group, folder: Path) -> Section:
-    """Return the third section: parties beside the baseline, fairness, newcomers, who helps whom."""
+    """Return the third section: the parties' gains, fairness, newcomers, who helps whom."""
     section = Section("gains", "Who gains")
     methods = [m for m in group.methods if m.finished]
     if not methods:
@@ -253,8 +253,8 @@ def _add_dumbbells(section: Section, group: Group, compared: dict[str, list[Part
     section.say(
         f"Hollow: {alone}. Filled: the method. Bar: the 95% interval of the gain, paired over test"
         f" samples{correction_note(group)}, drawn around the result of {alone}, and no further"
-        " than a figure can go; it is clear of the hollow mark where a party clearly gains or loses."
-        " Level: it is not, which is not the same as no difference." + _about_seeds(group)
+        " than a figure can go; it is clear of the hollow mark where a party clearly gains or"
+        " loses. Level: it is not, which is not the same as no difference." + _about_seeds(group)
     )
 
 
