@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
 from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.progress import ProgressFactory, show_progress
+from comity.runs.auto_model import resolve_auto_model
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
@@ -263,7 +265,10 @@ def run(
     if out is None and any(isinstance(tracker, str) for tracker in track):
         raise UsageError("Trackers write beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
-    job = prepare(experiment, federation_of(experiment, federation), custom_model)
+    data = federation_of(experiment, federation)
+    experiment, reason = resolve_auto_model(experiment, data)
+    job = prepare(experiment, data, custom_model)
+    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)
     temporary, folder = _run_folder(out)
@@ -299,6 +304,7 @@ def compare(
     reference: str | None = None,
     folds: int = 1,
     repeats: int = 1,
+    plain: str = "auto",
     **settings: Unpack[Settings],
 ) -> Comparison:
     """Compare methods, and SOLO, on the same data.
@@ -327,6 +333,10 @@ def compare(
         folds: number of folds of cross-validation, in place of `seeds` and `test`: each method runs
             once per fold, and every sample of a party is tested on once; 1 for none
         repeats: number of repeats of cross-validation, with other folds and starts
+        plain: plain models that each party also trains alone, with scikit-learn: "linear",
+            "boosting", "linear,boosting" or "none"; "auto": both on tables. Gains are then over the
+            best of these and SOLO, which each party chooses by cross-validation on its training
+            samples.
         settings: settings of `comity.run`. Options of methods are also accepted as keywords at run
             time, but type checkers know them only in `set`; each goes to the methods that have it.
 
@@ -368,6 +378,7 @@ def compare(
             record_messages,
             equal_steps,
             reference,
+            plain,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)

@@ -110,6 +110,15 @@ Repeats = Annotated[
     int,
     typer.Option("--repeats", min=1, help="repeat cross-validation, with other folds", metavar="R"),
 ]
+PlainModels = Annotated[
+    str,
+    typer.Option(
+        "--plain",
+        help="plain models that each party also trains alone, over the best of which gains are:"
+        " auto (all on tables), none, linear, boosting, or linear,boosting",
+        metavar="MODELS",
+    ),
+]
 Jobs = Annotated[
     str,
     typer.Option(

@@ -31,6 +31,8 @@ number of classes that returns one.
 """
 INSTALLED = "comity.models"
 """The group of entry points by which installed packages have networks of their own."""
+AUTO = "auto"
+"""The value of the setting `model` for a network that is chosen by the data."""
 MODULES = "modules"
 """The value of the setting `model` for a network passed from Python."""
 
@@ -76,6 +78,11 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
     if model == MODULES:
         raise UsageError(
             "The model was given from Python as modules: give the same again, with model=..."
+        )
+    if model == AUTO:
+        raise UsageError(
+            "model=auto is for 'comity run' and 'comity compare' on tables in a simulation: name a"
+            " network here, as in --model linear."
         )
     if is_code(model):
         builder = partial(call_from_file, model, "build", shape, classes)

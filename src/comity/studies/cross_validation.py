@@ -15,7 +15,7 @@ from typing import Any
 from comity.errors import UsageError
 from comity.measure.cross_validation import FoldRun, cross_validated_gains, pooled_figures
 from comity.measure.gain import Gain
-from comity.metrics.metrics import METRICS, Metric, has_too_few
+from comity.metrics.metrics import ACCURACY, METRICS, Metric, has_too_few
 from comity.privacy.account import read_epsilon
 from comity.runs.folder import RunFolder
 from comity.runs.summary import no_round_counted
@@ -117,9 +117,12 @@ def pool_summaries(
     """
     by_seed = {summary["seed"]: summary for summary in summaries}
     trained = not any(map(no_round_counted, summaries))
+    amounts = any(answers.amounts for answers in runs[0].answers.values())
+    # Where the label is a number, the block of accuracy has no figures.
+    names = {metric.name, *BLOCKS} - ({ACCURACY.name} if amounts else set())
     figures = {
         name: pooled_figures(runs, folds, METRICS[name])
-        for name in {metric.name, *BLOCKS}
+        for name in names
         if trained and by_seed[runs[0].seed].get(name)
     }
     pooled = []

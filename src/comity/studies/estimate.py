@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["gains", "level", "alone", "too few", "not judged"]
+Baseline = Literal["SOLO", "own model"]
+"""What gains are over: training the network alone, or the best model that a party trains alone."""
+OVER_SOLO: Baseline = "SOLO"
+OVER_OWN_MODEL: Baseline = "own model"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from comity.data.split import Share
 from comity.measure.gain import Folds, Gain
 from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
 from comity.metrics.reliability import Z95
-from comity.studies.estimate import Estimate, Verdict
+from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline, Estimate, Verdict
 from comity.studies.power import describe_power
 
 MOST = 12
@@ -207,6 +207,7 @@ def party_verdicts(
     metric: Metric,
     class_names: Sequence[str] = (),
     foremost: str = "",
+    own_models: Mapping[str, Mapping[str, int]] | None = None,
 ) -> list[PartyVerdict]:
     """Return the verdict for each party.
 
@@ -216,6 +217,7 @@ def party_verdicts(
         metric: The metric of the gains.
         class_names: The names of the classes.
         foremost: The method to name where several methods give a party the same.
+        own_models: By party: in how many runs each model was its own model, if gains are over it.
     """
     order = sorted(gains, key=lambda method: method != foremost)
     return [
@@ -225,6 +227,7 @@ def party_verdicts(
             of_party,
             metric,
             class_names,
+            describe_own_model((own_models or {}).get(party, {})),
         )
         for party, of_party in (counts.items() if gains else ())
     ]
@@ -236,6 +239,7 @@ def _verdict(
     counts: Sequence[SampleCounts],
     metric: Metric,
     class_names: Sequence[str],
+    own_model: str,
 ) -> PartyVerdict:
     if not gains and any(of_seed.withheld for of_seed in counts):
         return PartyVerdict(party, "not judged", WITHHELD, None, gains)
@@ -251,21 +255,39 @@ def _verdict(
         )
     best = max(gains, key=lambda method: gains[method].low)
     if gains[best].low > 0:
-        return PartyVerdict(party, "gains", f"{gains[best]} by {best}", best, gains)
+        over = f" over its own model{own_model}" if own_model else ""
+        return PartyVerdict(party, "gains", f"{gains[best]} by {best}{over}", best, gains)
     if all(estimate.high < 0 for estimate in gains.values()):
         best = max(gains, key=lambda method: gains[method].high)
         return PartyVerdict(
             party,
             "alone",
-            f"better alone; {best}, which costs it least, gives {gains[best]}",
+            f"better alone{own_model}; {best}, which costs it least, gives {gains[best]}",
             best,
             gains,
         )
     best = max(gains, key=lambda method: gains[method].gain)
     tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
     power = describe_power(gains[best], tests)
-    text = f"no clear difference; {best} gives {gains[best]}" + (f"; {power}" if power else "")
+    to = f" to its own model{own_model}" if own_model else ""
+    text = f"no clear difference{to}; {best} gives {gains[best]}" + (f"; {power}" if power else "")
     return PartyVerdict(party, "level", text, None, gains)
+
+
+def describe_own_model(choices: Mapping[str, int]) -> str:
+    """Return a party's own model as a phrase in brackets; empty if it is not known.
+
+    Examples:
+        >>> describe_own_model({"plain-linear": 5})
+        ' (plain-linear)'
+        >>> describe_own_model({"plain-linear": 4, "solo": 1})
+        ' (plain-linear in 4 of 5 runs)'
+    """
+    if not choices:
+        return ""
+    most, count = max(choices.items(), key=lambda item: item[1])
+    runs = sum(choices.values())
+    return f" ({most})" if count == runs else f" ({most} in {count} of {runs} runs)"
 
 
 def _too_few(counts: Sequence[SampleCounts], metric: Metric, class_names: Sequence[str]) -> str:
@@ -315,7 +337,12 @@ def format_verdicts(verdicts: Sequence[PartyVerdict]) -> list[str]:
 
 
 def how_to_read(
-    methods: int, seeds: Sequence[int], metric: Metric, same: bool = True, folds: int = 1
+    methods: int,
+    seeds: Sequence[int],
+    metric: Metric,
+    same: bool = True,
+    folds: int = 1,
+    baseline: Baseline = OVER_SOLO,
 ) -> str:
     """Return a text on how to read the intervals.
 
@@ -325,6 +352,7 @@ def how_to_read(
         metric: The metric.
         same: Whether parties have the same samples under all seeds.
         folds: The number of folds of cross-validation; 1 without it.
+        baseline: What gains are over.
     """
     picked = (
         f", Bonferroni-corrected for the choice of the best of {methods} methods"
@@ -350,8 +378,14 @@ def how_to_read(
     if folds > 1:
         samples = f"all of a party's samples ({describe_folds(folds, len(seeds))})"
         more = ""
+    than = "training alone"
+    if baseline == OVER_OWN_MODEL:
+        than = (
+            "its own model (the best that it trains alone, by cross-validation on its training"
+            " samples)"
+        )
     return (
-        f"Points of {metric.title} more than by training alone, on {samples}; between: where the"
+        f"Points of {metric.title} more than by {than}, on {samples}; between: where the"
         f" true difference lies with 95% confidence{picked}.{more}"
     )
 
