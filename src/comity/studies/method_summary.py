@@ -229,7 +229,7 @@ def method_summary(
         joined_gain=_mean([new["gain"] for new in newcomers]),
         # A comparison has its own warnings about steps, once for all seeds.
         caveats=[
-            f"{algorithm}, seed {summary['seed']}: {text}"
+            f"{algorithm}, {_run_label(summary)}: {text}"
             for summary in summaries
             for text in warning_texts(summary, "after")
             if text not in step_warnings(summary)
@@ -241,6 +241,13 @@ def method_summary(
         server_steps=_mean([summary.get("server_steps", 0) for summary in summaries]),
         untrained=any(map(no_round_counted, summaries)),
     )
+
+
+def _run_label(summary: Mapping[str, Any]) -> str:
+    """Return the seed of a run, or the number of a repeat of cross-validation."""
+    if "repeat" in summary:
+        return f"repeat {summary['repeat']}"
+    return f"seed {summary['seed']}"
 
 
 def figure_of(summary: Mapping[str, Any], metric: str) -> float | None:
