@@ -13,7 +13,7 @@ another, anew for each.
 
 With folds: four parties draw their samples again in each trial. A model with random hidden units is
 trained on a party's own samples and on those of all parties, fold by fold, with other units in each
-run. The true gain is the mean over all trials, on a large test set. Prints how many intervals hold
+run. The true gain is the mean over all trials, on further samples. Prints how many intervals hold
 it: those of the parties, and that of their mean.
 """
 
@@ -72,7 +72,7 @@ def over_several_seeds(trials: int) -> None:
 
 
 PARTIES, COLUMNS, UNITS = 4, 8, 16
-TEST = 4000  # samples of a party by which a model's true figure is computed
+TEST = 1000  # further samples of a party in each trial, for the true figures of its models
 
 
 @dataclass
@@ -138,12 +138,13 @@ class Trial:
 
 def cross_validate(
     population: Population, metrics: list[Metric], number: int, folds: int, repeats: int,
-    tests: list[tuple[Tensor, Tensor]], draw: torch.Generator, same: bool,
+    draw: torch.Generator, same: bool,
 ) -> Trial:  # fmt: skip
     """Draw samples, train both models in all folds, and estimate the gains. If both are the `same`,
     they are trained on own samples, with other units.
     """
     data = [population.samples(party, number, draw) for party in range(PARTIES)]
+    tests = [population.samples(party, TEST, draw) for party in range(PARTIES)]
     now, before = [], []
     true: dict[str, dict[str, list[float]]] = {
         metric.name: {f"p{party}": [] for party in range(PARTIES)} for metric in metrics
@@ -214,11 +215,10 @@ def over_folds(trials: int, folds: int, repeats: int, sizes: list[int]) -> None:
                 names = ("r2",) if amounts else ("accuracy", "auc")
                 draw = torch.Generator().manual_seed(number)
                 population = Population.draw(amounts, skew, draw)
-                tests = [population.samples(party, TEST, draw) for party in range(PARTIES)]
                 results = [
                     cross_validate(
                         population, [METRICS[name] for name in names], number, folds, repeats,
-                        tests, draw, same,
+                        draw, same,
                     )
                     for _ in range(trials)
                 ]  # fmt: skip
@@ -230,8 +230,7 @@ def report(name: str, results: list[Trial], title: str) -> None:
     """Print the coverage of one metric."""
     parties = results[0].true[name]
     true = {
-        party: statistics.fmean(result.true[name][party] for result in results)
-        for party in parties
+        party: statistics.fmean(result.true[name][party] for result in results) for party in parties
     }
     of_parties = [
         (gain, true[gain.party]) for result in results for gain in result.gains[name]

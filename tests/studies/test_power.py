@@ -103,17 +103,21 @@ def test_as_many_samples_show_the_difference_in_four_of_five_trials() -> None:
 
 
 def test_so_it_is_with_a_bootstrapped_auc() -> None:
+    """The pseudo-samples of the bootstrap make the intervals of few samples wide, so that the
+    number is on the safe side.
+    """
     draw = torch.Generator().manual_seed(0)
-    metric = replace(METRICS["auc"], draws=400)
+    metric = replace(METRICS["auc"], draws=200)
 
     def simulate(samples: int) -> Gain:
         gain = bootstrap_gain("p", *two_models(samples, draw), metric)
         assert gain is not None
         return gain
 
-    more = power_of(typical(simulate, 100), 100).more_samples
+    more = power_of(typical(simulate, 100, 30), 100).more_samples
     assert more is not None
-    assert abs(share_clear(simulate, 100 + more, 200) - PROBABILITY) < TOLERANCE + 0.02
+    assert share_clear(simulate, 100 + more, 100) > PROBABILITY - 0.12
+    assert share_clear(simulate, 100 + more // 4, 100) < PROBABILITY - 0.12
 
 
 @pytest.mark.parametrize(
@@ -123,8 +127,8 @@ def test_so_it_is_with_a_bootstrapped_auc() -> None:
 def test_so_it_is_in_folds(
     metric: str, models: Callable[[int, torch.Generator], tuple[Answers, Answers]]
 ) -> None:
-    """With folds, the variance between runs is estimated, and often too high: the number of samples
-    named is then on the safe side, never far above it.
+    """The variance between runs is estimated from five of them, and here it is zero: intervals are
+    too wide rather than too narrow, so that the number is on the safe side.
     """
     draw = torch.Generator().manual_seed(1)
 
@@ -134,10 +138,8 @@ def test_so_it_is_in_folds(
     power = power_of(typical(simulate, 100), 100)
     assert power.folds == 5
     assert power.more_samples is not None
-    share = share_clear(simulate, 100 + power.more_samples, 200)
-    assert share > PROBABILITY - TOLERANCE - 0.02
-    half_as_many = share_clear(simulate, 100 + power.more_samples // 4, 200)
-    assert half_as_many < share
+    assert share_clear(simulate, 100 + power.more_samples, 200) > PROBABILITY - TOLERANCE - 0.02
+    assert share_clear(simulate, 100 + power.more_samples // 4, 200) < PROBABILITY - TOLERANCE
 
 
 def test_a_visible_difference_shows_in_four_of_five_trials() -> None:
@@ -176,16 +178,25 @@ def test_samples_cannot_settle_what_training_hides_but_repeats_can() -> None:
     assert power.repeats is not None
     assert power.remedies == [f"{power.repeats} seeds"]
     enough = replace(between, seeds=power.repeats)
-    assert visible_difference(enough) <= 0.03 < visible_difference(
-        replace(between, seeds=power.repeats - 1)
+    assert (
+        visible_difference(enough)
+        <= 0.03
+        < visible_difference(replace(between, seeds=power.repeats - 1))
     )
     in_folds = power_of(Estimate(0.03, -0.1, 0.16, replace(between, seeds=1, folds=10)), 50)
-    assert in_folds.remedies == ["2 repeats (--repeats 2)"]
+    assert in_folds.remedies[0] == "2 repeats (--repeats 2)"
 
 
 def test_repeats_do_not_remove_the_overlap_of_training_sets() -> None:
     many = Variances(0.0, between=0.01, seeds=10_000, folds=5)
     assert many.training == pytest.approx(0.01 / 4, rel=1e-3)
+
+
+def test_more_samples_also_train_where_all_are_tested_on() -> None:
+    in_folds = Variances(0.04, between=0.03, folds=5)
+    assert in_folds.with_samples(4).error == pytest.approx(in_folds.error / 2)
+    tested_only = Variances(0.04, between=0.03, seeds=5)
+    assert tested_only.with_samples(4).training == tested_only.training
 
 
 def test_a_tiny_difference_has_no_remedy() -> None:

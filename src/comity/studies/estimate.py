@@ -57,8 +57,13 @@ class Variances:
         return float(stdtrit(freedom, 1 - 0.025 / self.methods))
 
     def with_samples(self, factor: float) -> Variances:
-        """Return the variances of a party with `factor` times as many samples."""
-        return replace(self, sampling=self.sampling / factor)
+        """Return the variances of a party with `factor` times as many samples.
+
+        Under cross-validation, these are also more training samples, so that its runs differ less.
+        Otherwise they are taken as further test samples.
+        """
+        between = self.between / factor if self.folds > 1 else self.between
+        return replace(self, sampling=self.sampling / factor, between=between)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,14 @@ NEAR = 0.05
 CHEAPER = 1.5
 """The factor in bytes from which on a method counts as cheaper."""
 WHOM = "Whom?"
-SETTLE = "What would settle it?"
-QUESTIONS = ("Does collaborating help?", WHOM, "At what cost?", "How sure is that?", SETTLE)
+SURE = "How sure is that?"
+QUESTIONS = (
+    "Does collaborating help?",
+    WHOM,
+    "At what cost?",
+    SURE,
+    "What would settle it?",
+)
 MOST_NAMED = 3
 """The most parties that a sentence names; more are counted."""
 SUMMED: dict[Verdict, tuple[str, str]] = {
@@ -158,9 +164,7 @@ def _those(best: MethodSummary, how: str) -> str:
     return f"{len(names)}{listed} {verb[len(names) > 1]}"
 
 
-def _cost(
-    best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary], folds: int
-) -> str:
+def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary], folds: int) -> str:
     """Say how many bytes and seconds the best method takes, and which method that takes fewer bytes
     gives nearly as much.
     """
@@ -250,7 +254,9 @@ def _settle_parties(answers: Sequence[PartyVerdict]) -> str:
     settled = {party: power for party, power in unclear.items() if power.remedies}
     without = len(unclear) - len(settled)
     if not settled:
-        return "Single parties: no realistic number of samples would show a gain as small as theirs."
+        return (
+            "Single parties: no realistic number of samples would show a gain as small as theirs."
+        )
     if len(settled) <= MOST_NAMED:
         needs = [f"{party} needs {' or '.join(p.remedies)}" for party, p in settled.items()]
         rest = f"; {without} more would need unrealistically many" if without else ""

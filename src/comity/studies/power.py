@@ -78,10 +78,7 @@ def visible_difference(variances: Variances) -> float:
 
 
 def _more_samples(gain: float, variances: Variances, samples: int) -> int | None:
-    """Return the number of samples to add, of two digits; None if it is not worth naming.
-
-    The variance due to training is taken as it is, although it usually falls with more samples.
-    """
+    """Return the number of samples to add, of two digits; None if it is not worth naming."""
 
     def shows(more: int) -> bool:
         return visible_difference(variances.with_samples(1 + more / max(1, samples))) <= gain
