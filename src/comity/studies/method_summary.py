@@ -255,18 +255,14 @@ def _caveats(algorithm: str, summaries: Sequence[Mapping[str, Any]]) -> list[str
         for text in warning_texts(summary, "after"):
             if text not in step_warnings(summary):
                 runs_with.setdefault(text, []).append(summary)
-    return [
-        f"{algorithm}, {_name_runs(runs, len(summaries))}: {text}"
-        for text, runs in runs_with.items()
-    ]
+    return [f"{algorithm}, {_name_runs(runs)}: {text}" for text, runs in runs_with.items()]
 
 
-def _name_runs(runs: Sequence[Mapping[str, Any]], of: int) -> str:
-    """Name runs by their seeds or, as folds of one seed have the same, by their number."""
-    seeds = [str(run["seed"]) for run in runs]
-    if len(set(seeds)) < len(seeds):
-        return f"{len(runs)} of {of} runs"
-    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {join_names(seeds)}"
+def _name_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Name runs by their seeds, or by the numbers of repeats of cross-validation."""
+    key = "repeat" if "repeat" in runs[0] else "seed"
+    plural = "s" if len(runs) > 1 else ""
+    return f"{key}{plural} {join_names([str(run[key]) for run in runs])}"
 
 
 def figure_of(summary: Mapping[str, Any], metric: str) -> float | None:
