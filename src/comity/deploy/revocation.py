@@ -84,8 +84,10 @@ class Revocations:
 
     def _take(self, text: str) -> bool:
         """Read a list if its signature is valid. One that is not newer changes nothing."""
+        if len(text) > LARGEST:
+            return False
         try:
-            content = json.loads(text) if len(text) <= LARGEST else None
+            content: dict[str, Any] = json.loads(text)
             signature = bytes.fromhex(content.pop("signature"))
             number = int(content["number"])
             names = {int(row["serial"], 16): str(row["name"]) for row in content["revoked"]}

@@ -205,7 +205,7 @@ def test_accepted_site_has_nothing_to_accept(
     hub: Path, site_and_request: tuple[Path, Path]
 ) -> None:
     site, request = site_and_request
-    signed = startup_kits.approve(hub, request)
+    signed = startup_kits.approve(hub, request, again=True)
     fingerprint = startup_kits.Invite.load(hub / startup_kits.INVITE).fingerprint
     startup_kits.accept(signed, site, fingerprint)
     with pytest.raises(UsageError, match="was accepted before, and has nothing to accept"):
