@@ -172,7 +172,8 @@ def run(
         resume: continue the run in the folder `out`
         progress: True shows a progress line, False shows none, None shows one in notebooks only; or
             an object with the methods of `Progress`
-        track: trackers that log the run: "tensorboard", "mlflow", a ./file.py or a `Tracker`
+        track: trackers that log the run: "tensorboard", "mlflow", "wandb", a ./file.py or a
+            `Tracker`
         record_messages: keep every message for `comity.audit`; all parties then run in one process
         data: dataset name, or path to your own data; default: digits. A given federation fixes this
             setting

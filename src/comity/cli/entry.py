@@ -57,6 +57,7 @@ def _run_command(signals: Signals) -> None:
             catalogue,
             check,
             data,
+            demo,
             deploy,
             finished_runs,
             papers,

@@ -92,7 +92,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track", help="also log to tensorboard, mlflow or a ./tracker.py", metavar="NAME"
+        "--track", help="also log to tensorboard, mlflow, wandb or a ./tracker.py", metavar="NAME"
     ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]

@@ -728,6 +728,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     from comity.privacy.account import describe_guarantees
     from comity.runs.build import federation_of, prepare
     from comity.studies.plan import plan as estimate
+    from comity.studies.plan import sent_weights
 
     base = chosen_experiment(algo, settings, trust)
     job = prepare(base, federation_of(base), only_planned=True)
@@ -760,6 +761,10 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory in addition to torch: data {screen.size(costs.data_bytes)}, party states"
         f" {screen.size(costs.state_bytes)}, messages of a round {screen.size(costs.message_bytes)}"
     )
+    if weights := sent_weights(base):
+        screen.out.print(
+            f"initial weights: between sites the file is sent once to each, {screen.size(weights)}"
+        )
     privacy = describe_guarantees(job.privacy.guarantees(), always=True)
     for text in (*privacy, *about_aggregation):
         screen.out.print(text, soft_wrap=True)

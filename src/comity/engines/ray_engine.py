@@ -10,7 +10,7 @@ requests. If states were lost, the whole run returns to its last checkpoint.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from comity.engines.ray_cluster import (
@@ -23,10 +23,11 @@ from comity.engines.ray_cluster import (
     idle_actors,
     worker_lost,
 )
-from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine
+from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine, always_open
 from comity.errors import ComityError
 from comity.wire.bundles import pack_for, unpack
 
+UNREAD_REPLIES = 4  # of an actor, which waits until one of them is read
 MAX_REPLACED = 3  # actors that are replaced in one run before it fails
 
 
@@ -86,7 +87,11 @@ class RayEngine(WorkersEngine):
         if error := next(filter(None, get_all(references)), ""):
             raise ComityError(f"A worker on the Ray cluster cannot take part: {error}")
 
-    def _exchange(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
+    def _exchange(
+        self,
+        requests: Mapping[int, WorkerRequest],
+        is_open: Callable[[int], bool] = always_open,
+    ) -> Iterator[tuple[int, WorkerReply]]:
         import ray
 
         self._check_notifications()
@@ -97,7 +102,8 @@ class RayEngine(WorkersEngine):
         }
         streams = self._send(remaining)
         while streams:
-            (stream, *_), _ = ray.wait(list(streams), num_returns=1)
+            open_streams = [stream for stream, w in streams.items() if is_open(w)]
+            (stream, *_), _ = ray.wait(open_streams, num_returns=1)
             w = streams[stream]
             try:
                 reply = self._receive(next(stream))
@@ -118,7 +124,9 @@ class RayEngine(WorkersEngine):
         headers, bundles = pack_for(requests)
         stored = [ray.put(bundle) for bundle in bundles]
         return {
-            self._actors[w].handle.remote(header, *(stored[g] for g in bundle_numbers)): w
+            self._actors[w]
+            .handle.options(_generator_backpressure_num_objects=UNREAD_REPLIES)
+            .remote(header, *(stored[g] for g in bundle_numbers)): w
             for w, (header, bundle_numbers) in headers.items()
         }
 

@@ -21,6 +21,7 @@ from comity.reporting.labels import check_labels
 from comity.reporting.page import Page
 from comity.reporting.sections.again import again
 from comity.reporting.sections.answer import answer, rank_methods
+from comity.reporting.sections.answer import methods as methods_section
 from comity.reporting.sections.curves import curves
 from comity.reporting.sections.data import data
 from comity.reporting.sections.gains import gains
@@ -130,7 +131,8 @@ def build_sections(
         return space(group, mapped, seconds, not quick)
 
     builders: list[tuple[str, str, Callable[[], Section]]] = [
-        ("answer", "The answer", lambda: answer(group, folder, target)),
+        ("answer", "The answer", lambda: answer(group, folder)),
+        ("methods", "The methods", lambda: methods_section(group, folder, target)),
         ("curves", f"How {group.metric.title} grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),

@@ -23,7 +23,7 @@ from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
-SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard"}
+SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard", "wandb"}
 """Folders whose runs, if any, are not methods of the report."""
 
 

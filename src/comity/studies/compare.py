@@ -435,7 +435,8 @@ def findings(
         best[0].algorithm if best else "",
         own_models,
     )
-    overall = overall_verdict(joint, verdicts, len(parties), folds)
+    tested = sum(sum(c.test) for of_seed in parties.values() for c in of_seed.counts.values())
+    overall = overall_verdict(joint, verdicts, len(parties), folds, round(tested / len(parties)))
     reading = how_to_read(len(open_to_all), list(parties), metric, same, folds, over)
     return Findings(
         metric.name,

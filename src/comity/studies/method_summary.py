@@ -18,6 +18,7 @@ from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import no_round_counted
 from comity.studies.estimate import OVER_SOLO, Baseline, Estimate
 from comity.studies.party_verdicts import average_gain, estimates, without_few
+from comity.text import join_names
 from comity.units import deviation, duration, size
 
 EPSILON, ROUNDS, STEPS, SERVER_STEPS = "epsilon", "rounds", "steps", "server steps"
@@ -233,13 +234,7 @@ def method_summary(
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
-        # A comparison has its own warnings about steps, once for all seeds.
-        caveats=[
-            f"{algorithm}, seed {summary['seed']}: {text}"
-            for summary in summaries
-            for text in warning_texts(summary, "after")
-            if text not in step_warnings(summary)
-        ],
+        caveats=_caveats(algorithm, summaries),
         epsilon=_largest_epsilon(summaries),
         has_noise=any((summary.get("privacy") or {}).get("unit") for summary in summaries),
         rounds=_mean([summary["rounds"] for summary in summaries]),
@@ -248,6 +243,26 @@ def method_summary(
         baseline=baseline,
         untrained=any(map(no_round_counted, summaries)),
     )
+
+
+def _caveats(algorithm: str, summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the warnings of finished runs, each once, with the runs that it is about.
+
+    A comparison has its own warnings about steps, so those of single runs are left out.
+    """
+    runs_with: dict[str, list[Mapping[str, Any]]] = {}
+    for summary in summaries:
+        for text in warning_texts(summary, "after"):
+            if text not in step_warnings(summary):
+                runs_with.setdefault(text, []).append(summary)
+    return [f"{algorithm}, {_name_runs(runs)}: {text}" for text, runs in runs_with.items()]
+
+
+def _name_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Name runs by their seeds, or by the numbers of repeats of cross-validation."""
+    key = "repeat" if "repeat" in runs[0] else "seed"
+    plural = "s" if len(runs) > 1 else ""
+    return f"{key}{plural} {join_names([str(run[key]) for run in runs])}"
 
 
 def figure_of(summary: Mapping[str, Any], metric: str) -> float | None:

@@ -9,15 +9,20 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.special import stdtrit
-
 from comity.data import Federation
 from comity.data.split import Share
 from comity.measure.gain import Folds, Gain
 from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
 from comity.metrics.reliability import Z95
-from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline, Estimate, Verdict
-from comity.studies.power import describe_power
+from comity.studies.estimate import (
+    OVER_OWN_MODEL,
+    OVER_SOLO,
+    Baseline,
+    Estimate,
+    Variances,
+    Verdict,
+)
+from comity.studies.power import Power
 
 MOST = 12
 """The most parties that are printed one by one; of more, only the first `FIRST`."""
@@ -39,9 +44,11 @@ class PartyVerdict:
     """
     methods: Mapping[str, Estimate]
     """The gains by all methods in which the party could take part."""
+    power: Power | None = None
+    """What its samples can show, if there is no clear difference."""
 
     def __str__(self) -> str:
-        return f"{self.party}: {self.says}"
+        return f"{self.party}: {self.says}" + (f"; {self.power}" if self.power else "")
 
 
 @dataclass(frozen=True)
@@ -171,34 +178,31 @@ def average_gain(
 def combine_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Estimate:
     """Return one party's gain by one of `methods` methods, over seeds.
 
-    Its variance has two parts. That of the test samples does not fall with more seeds, as all seeds
-    share the party's samples. That of training does, and it is estimated from one run per seed, or
-    from the runs of cross-validation (`Folds`).
-    Hence the interval uses Student's t, with Satterthwaite's degrees of freedom for the sum. With m
-    methods to choose the best of, the confidence is 1 - 0.05 / m (Bonferroni).
+    Its variance has two parts (`Variances`). That of the test samples does not fall with more
+    seeds, as all seeds share the party's samples. That of training does. With m methods to choose
+    the best of, the confidence is 1 - 0.05 / m (Bonferroni).
     """
     sampling = statistics.fmean(gain.error**2 for gain in gains)
-    training, runs_freedom = _training_variance(gains)
-    freedom = runs_freedom * ((sampling + training) / training) ** 2 if training else math.inf
+    variances = replace(_between_runs(gains), sampling=sampling, methods=methods)
     middle = statistics.fmean(gain.middle for gain in gains)
-    quantile = float(stdtrit(freedom, 1 - 0.025 / methods))
-    half = quantile * math.sqrt(sampling + training)
+    half = variances.quantile * variances.error
     low, high = middle - half, middle + half
     if bounded:  # values between 0 and 1 differ by at most 1
         low, high = max(-1.0, low), min(1.0, high)
     mean = statistics.fmean(gain.gain for gain in gains)
-    return Estimate(mean, low, high, sampling, training, quantile)
+    return Estimate(mean, low, high, variances)
 
 
-def _training_variance(gains: Sequence[Gain]) -> tuple[float, int]:
-    """Return the variance of a mean gain that is due to training, and its degrees of freedom."""
+def _between_runs(gains: Sequence[Gain]) -> Variances:
+    """Return the variance between runs, and their number; without the variance of samples."""
     folds = [gain.folds for gain in gains if gain.folds]
     if folds:
-        variance = statistics.fmean(of_seed.training_variance for of_seed in folds)
-        return variance / len(folds), sum(of_seed.freedom for of_seed in folds)
+        between = statistics.fmean(of_seed.between for of_seed in folds)
+        repeats = sum(of_seed.repeats for of_seed in folds)
+        return Variances(0.0, between, repeats, folds[0].number)
     if len(gains) == 1:
-        return 0.0, 0
-    return statistics.variance(gain.gain for gain in gains) / len(gains), len(gains) - 1
+        return Variances(0.0)
+    return Variances(0.0, statistics.variance(gain.gain for gain in gains), len(gains))
 
 
 def party_verdicts(
@@ -268,10 +272,15 @@ def _verdict(
         )
     best = max(gains, key=lambda method: gains[method].gain)
     tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
-    power = describe_power(gains[best], tests)
     to = f" to its own model{own_model}" if own_model else ""
-    text = f"no clear difference{to}; {best} gives {gains[best]}" + (f"; {power}" if power else "")
-    return PartyVerdict(party, "level", text, None, gains)
+    return PartyVerdict(
+        party,
+        "level",
+        f"no clear difference{to}; {best} gives {gains[best]}",
+        None,
+        gains,
+        Power.of(gains[best], tests),
+    )
 
 
 def describe_own_model(choices: Mapping[str, int]) -> str:
