@@ -381,6 +381,7 @@ def findings(
     """
     metric = METRICS[base.metric]
     all_seeds = tuple(parties)
+    own_models = count_choices(summaries.get(OWN_MODEL, ()))
     about_steps = compare_steps(
         {display_name(method): runs for method, runs in summaries.items()}, equal_steps
     )
@@ -396,7 +397,6 @@ def findings(
         }
     baseline = OWN_MODEL if OWN_MODEL in summaries else SOLO
     over = OVER_OWN_MODEL if baseline == OWN_MODEL else OVER_SOLO
-    own_models = count_choices(summaries[OWN_MODEL]) if baseline == OWN_MODEL else {}
     shares = {
         method: "nothing"
         if method in OWN_MODELS

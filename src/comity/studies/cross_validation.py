@@ -17,6 +17,7 @@ from comity.errors import UsageError
 from comity.measure.cross_validation import FoldRun, cross_validated_gains, pooled_figures
 from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, METRICS, Metric, has_too_few
+from comity.names import OWN_MODELS
 from comity.privacy.account import read_epsilon
 from comity.runs.caveats import one_class, one_class_in_folds
 from comity.runs.folder import RunFolder
@@ -175,6 +176,8 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[RunWarning]:
     of_folds = {text for summary in summaries for text in one_class(summary)}
     warnings = [warning for summary in summaries for warning in read_warnings(summary)]
     kept = dict.fromkeys(warning for warning in warnings if warning.text not in of_folds)
+    if summaries[0]["algorithm"] in OWN_MODELS:  # the advice is for methods
+        return list(kept)
     return [*kept, *(RunWarning("after", text) for text in one_class_in_folds(summaries))]
 
 

@@ -125,7 +125,6 @@ def run_own_models(
     runs = {name: _OwnModelRun.of(job, name) for name in own}
     summaries = {name: _finished(runs[name], folders[name]) for name in own}
     if any(summary is None for summary in summaries.values()):
-        begin = time.perf_counter()
         data = {name: job.federation.parties[name] for name in job.info.names}
         key = Key.root(job.experiment.seed).fold("own-models")
         folds = {name: training_folds(data[name], key.fold(name)) for name in data}
@@ -138,6 +137,7 @@ def run_own_models(
                 rows = _rows(evaluations, job)
                 answers = {name: _answers(e) for name, e in evaluations.items()}
                 summaries[kind] = _write(runs[kind], folders[kind], rows, answers, seconds)
+        begin = time.perf_counter()
         solo = job.experiment.algorithm
         predictions[solo] = _predict_alone(job, data, folds, model)
         choices = {
