@@ -143,17 +143,15 @@ def _never_predicted(
     summary: Mapping[str, Any], parties: Sequence[str], missed: int, metric: str
 ) -> str:
     classes = summary.get("classes") or ["0", "1"]
-    areas: Mapping[str, float] = (summary.get("auc") or {}).get("per_party", {})
-    texts = sorted(f"{areas[party]:.1%}" for party in parties if party in areas)
-    ends = " to ".join(dict.fromkeys([*texts[:1], *texts[-1:]]))
-    hidden = f" under an AUC of {ends}" if texts else ""
+    # Without figures of the run, so that a comparison says it once for all its runs.
+    hidden = ", which an AUC does not show" if summary.get("auc") else ""
     if parse(summary.get("calibrate", NONE)).name == "threshold":
         advice = "The samples that thresholds are chosen on are too few, or unlike the test samples"
     else:
         advice = "--calibrate threshold chooses each party's threshold on its validation samples"
     return (
         f"At {join_names(parties)} the final model never predicts class {classes[missed]}, which"
-        f" test samples are of: {metric} is 0.0%{hidden}. {advice}."
+        f" test samples are of: {metric} is 0%{hidden}. {advice}."
     )
 
 

@@ -16,6 +16,7 @@ from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import no_round_counted
 from comity.studies.estimate import Estimate
 from comity.studies.party_verdicts import average_gain, estimates, without_few
+from comity.text import join_names
 from comity.units import deviation, duration, size
 
 EPSILON, ROUNDS, STEPS, SERVER_STEPS = "epsilon", "rounds", "steps", "server steps"
@@ -227,13 +228,7 @@ def method_summary(
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
-        # A comparison has its own warnings about steps, once for all seeds.
-        caveats=[
-            f"{algorithm}, seed {summary['seed']}: {text}"
-            for summary in summaries
-            for text in warning_texts(summary, "after")
-            if text not in step_warnings(summary)
-        ],
+        caveats=_caveats(algorithm, summaries),
         epsilon=_largest_epsilon(summaries),
         has_noise=any((summary.get("privacy") or {}).get("unit") for summary in summaries),
         rounds=_mean([summary["rounds"] for summary in summaries]),
@@ -241,6 +236,30 @@ def method_summary(
         server_steps=_mean([summary.get("server_steps", 0) for summary in summaries]),
         untrained=any(map(no_round_counted, summaries)),
     )
+
+
+def _caveats(algorithm: str, summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the warnings of finished runs, each once, with the runs that it is about.
+
+    A comparison has its own warnings about steps, so those of single runs are left out.
+    """
+    runs_with: dict[str, list[Mapping[str, Any]]] = {}
+    for summary in summaries:
+        for text in warning_texts(summary, "after"):
+            if text not in step_warnings(summary):
+                runs_with.setdefault(text, []).append(summary)
+    return [
+        f"{algorithm}, {_name_runs(runs, len(summaries))}: {text}"
+        for text, runs in runs_with.items()
+    ]
+
+
+def _name_runs(runs: Sequence[Mapping[str, Any]], of: int) -> str:
+    """Name runs by their seeds or, as folds of one seed have the same, by their number."""
+    seeds = [str(run["seed"]) for run in runs]
+    if len(set(seeds)) < len(seeds):
+        return f"{len(runs)} of {of} runs"
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {join_names(seeds)}"
 
 
 def figure_of(summary: Mapping[str, Any], metric: str) -> float | None:
