@@ -226,9 +226,7 @@ def outcome(job: SimulatedRun, of_party: dict[int, Evaluation]) -> dict[str, Any
     return {"right": right, "loss": loss, "validation": validation}
 
 
-def measure(
-    base: Experiment, arm: str, own: Federation, fresh: Federation
-) -> dict[str, Any]:
+def measure(base: Experiment, arm: str, own: Federation, fresh: Federation) -> dict[str, Any]:
     """Run one arm on all folds, and on all samples with fresh test samples."""
     begin = time.process_time()
     first = base.but(test=f"folds({FOLDS})")
@@ -289,7 +287,9 @@ def landscape(drawn: Drawn) -> dict[str, Any]:
 
 def main() -> None:
     """Compute the federations that are missing in the folder."""
-    cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    cli = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     cli.add_argument("kind", choices=list(SEEDS))
     cli.add_argument("out", type=Path)
     cli.add_argument("--count", type=int)

@@ -13,18 +13,20 @@ from typing import Any
 from comity.checksums import with_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
-from comity.errors import UsageError
+from comity.errors import CorruptedFile, UsageError
 from comity.models import CustomModel
 from comity.names import display_name
+from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.run_warnings import RunWarning
 from comity.runs.server_run import Progress, judged_by
 from comity.safe_files import write_atomically
 from comity.studies.advise.feasible import Candidate, LeftOut, cheaper, feasible
-from comity.studies.advise.prior import Prior, PriorOfRace, Traits
+from comity.studies.advise.prior import Prior, PriorOfRace, Traits, prior_of
 from comity.studies.advise.race import SOLO, Race, Rule, run_race
 from comity.studies.advise.runner import Runner
 from comity.studies.advise.verdict import Verdict, give_verdict
+from comity.studies.board import BOARD, describe, read_board
 from comity.studies.cross_validation import fold_seeds
 from comity.studies.method_settings import split_settings
 from comity.studies.parallel import cached_federations, with_one_worker
@@ -155,7 +157,9 @@ def advise(
     rule = replace(rule or Rule(), folds=folds)
     if base.budget:
         rule = replace(rule, half=False)  # noise is solved for the number of rounds
-    traits = Traits.of(present, base.model)
+    traits = Traits.of(
+        describe(prepare(first.but(algorithm=SOLO, set={}, budget=None), present, model))
+    )
     expected = prior.expectations(traits) if prior and present.classes else {}
     runner = Runner(
         base,
@@ -198,6 +202,16 @@ def advise(
     )
     write_atomically(out / ADVICE, json.dumps(with_crc(advice.plain()), indent=2) + "\n")
     return advice
+
+
+def default_prior() -> Prior | None:
+    """Return the standings that the package ships; None if it ships none."""
+    try:
+        return prior_of(read_board())
+    except CorruptedFile:
+        if BOARD.exists():
+            raise
+        return None
 
 
 def final_command(

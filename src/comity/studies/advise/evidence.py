@@ -92,10 +92,7 @@ class Looks:
         present = set.intersection(*(set(outcome.values) for outcome in (*now, *before)))
         names = sorted(present & {party} if party else present)
         by_fold = [
-            [
-                [x - y for x, y in zip(a.values[name], b.values[name], strict=True)]
-                for name in names
-            ]
+            [[x - y for x, y in zip(a.values[name], b.values[name], strict=True)] for name in names]
             for a, b in zip(now, before, strict=True)
         ]
         pooled = [

@@ -63,11 +63,13 @@ class Candidate:
     """The largest privacy loss of a party: infinite if something leaves without noise, None if
     nothing leaves.
     """
+    finishes: bool = False
+    """Whether it takes steps after the last round."""
 
     @property
     def arm(self) -> Arm:
         """The method as it takes part in a race."""
-        return Arm(self.method, self.bytes)
+        return Arm(self.method, self.bytes, halves=self.rounds > 1 and not self.finishes)
 
     def plain(self) -> dict[str, Any]:
         """Return the entry of advice.json."""
@@ -167,9 +169,7 @@ def feasible(
         if method != SOLO and max_bytes is not None and not candidate.bytes <= max_bytes:
             sent = f"It sends {size(candidate.bytes)}" if candidate.bytes >= 0 else "Its bytes"
             rest = "" if candidate.bytes >= 0 else " are not known before the run"
-            left_out.append(
-                LeftOut(method, f"{sent}{rest}, and the limit is {size(max_bytes)}.")
-            )
+            left_out.append(LeftOut(method, f"{sent}{rest}, and the limit is {size(max_bytes)}."))
             continue
         candidates.append(candidate)
     if len(candidates) < 2:
@@ -216,6 +216,7 @@ def _candidate(
         rounds,
         total,
         None if method == SOLO or epsilon is None else read_epsilon(epsilon),
+        any(part.traits.finishes for part in chain(job.algorithm)),
     )
 
 

@@ -4,7 +4,7 @@ All methods begin with half of their rounds on the first fold. Those that go on 
 and the best of them then run on further folds, beside training alone. Early rounds mislead, so
 nobody leaves before half of the rounds, except by the prior.
 
-This module trains nothing. It is told the outcomes of the steps that it asks for, so that a rule can
+This module trains nothing. It gets the outcomes of the steps that it asks for, so that a rule can
 be replayed on outcomes that were computed before.
 """
 
@@ -32,6 +32,10 @@ class Arm:
     """The bytes that the whole run sends: the dearer of two equal methods leaves."""
     cost: float = 1.0
     """What a whole run takes, relative to the other methods."""
+    halves: bool = True
+    """Whether half of its rounds are comparable with half of those of others. They are not if there
+    is only one, or if the method takes many of its steps after the last round, as FedBABU does.
+    """
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,12 @@ class Rule:
     """Differences below it do not matter."""
     budget: float = 1.0
     """What may be spent, relative to one whole run of every method."""
+    on_all_folds: int = 3
+    """However few methods there are, so many may run on all folds."""
+    half_allowance: float = 0.1
+    """How far behind a method may be after half of the rounds, beyond what its interval says: early
+    differences are no bound of later ones.
+    """
     after_half: float = 0.6
     """The share of the methods that may go on after half of the rounds."""
     after_first: float = 0.5
@@ -61,7 +71,7 @@ class Rule:
     """...if on a smaller share of similar federations they were near the best."""
     least: int = 4
     """The least number of methods that start."""
-    noise: TrainingNoise = TrainingNoise()
+    noise: TrainingNoise = field(default_factory=TrainingNoise)
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,9 @@ class Race:
     @property
     def budget(self) -> float:
         """What may be spent in total."""
-        return self.rule.budget * sum(arm.cost for arm in self.arms)
+        once = sum(arm.cost for arm in self.arms)
+        longest = max(arm.cost for arm in self.arms)
+        return self.rule.budget * max(once, self.rule.on_all_folds * self.rule.folds * longest)
 
     @property
     def looks(self) -> Looks:
@@ -181,7 +193,7 @@ class Race:
             if (a.loss is None) == (b.loss is None)
         ]
         count = len(observed) * (0.5 if half else 1.0)
-        expectation = self.prior.expected.get(method)
+        expectation = self.prior.of(method)
         weight = self.prior.folds if expectation else 0.0
         if not count + weight:
             return 0.0
@@ -219,19 +231,57 @@ def run_race(
     """
     race = Race(arms, rule, prior)
     _leave_by_prior(race)
+    course = _Course(race, advance, time_left)
+    if rule.half:
+        when = "half of the rounds"
+        course.climb(when, [m for m in race.racing if race.arm(m).halves], 0, True)
+        _leave_by_evidence(race, when, half=True)
+        others = max(1, len(race.racing) - 1)
+        course.keep(max(2, math.ceil(rule.after_half * others)), when, 0.5)
+    course.climb("all rounds", race.racing, 0, False)
+    _leave_by_evidence(race, "all rounds")
+    for fold in range(1, rule.folds):
+        others = len(race.racing) - 1
+        when = f"{fold} fold{'s' if fold > 1 else ''}"
+        if not others or _is_decided(race):
+            break
+        if not course.can_afford_one():
+            race.notes.append(f"The race ended after {when}: its budget was spent.")
+            break
+        course.keep(max(1, math.ceil(rule.after_first * others)), when, 1.0)
+        course.climb(f"{fold + 1} folds", race.racing, fold, False)
+        _leave_by_evidence(race, f"{fold + 1} folds")
+    return race
 
-    def allowance() -> float:
+
+@dataclass
+class _Course:
+    """Takes a race from rung to rung within its budget."""
+
+    race: Race
+    advance: Advance
+    time_left: Callable[[], float]
+
+    def allowance(self) -> float:
         """Return what may still be spent."""
+        race = self.race
         by_cost = race.budget - race.spent
-        return min(by_cost, time_left() * race.spent) if race.spent else by_cost
+        return min(by_cost, self.time_left() * race.spent) if race.spent else by_cost
 
-    def climb(name: str, methods: Sequence[str], fold: int, half: bool) -> None:
+    def can_afford_one(self) -> bool:
+        """Return whether training alone and one method can run on another fold."""
+        race = self.race
+        cheapest = min(race.arm(m).cost for m in race.racing if m != SOLO)
+        return cheapest + race.arm(SOLO).cost <= self.allowance() + 1e-9
+
+    def climb(self, name: str, methods: Sequence[str], fold: int, half: bool) -> None:
+        """Compute the outcomes of the next rung."""
+        race = self.race
         steps = [Step(method, fold, half) for method in methods]
-        for step, outcome in zip(steps, advance(steps), strict=True):
+        for step, outcome in zip(steps, self.advance(steps), strict=True):
             race.outcomes[step] = outcome
-            race.spent += race.arm(step.method).cost * (
-                0.5 if half or Step(step.method, fold, True) in race.outcomes else 1.0
-            )
+            is_part = half or Step(step.method, fold, True) in race.outcomes
+            race.spent += race.arm(step.method).cost * (0.5 if is_part else 1.0)
         gains = {
             m: gain
             for m in methods
@@ -239,52 +289,36 @@ def run_race(
         }
         race.rungs.append(Rung(name, gains, half, fold + 1, race.spent))
 
-    def keep(count: int, name: str, share_cost: float) -> None:
-        """Keep the best methods, as many as may go on and can be paid for."""
-        rest = [m for m in sorted(race.racing, key=lambda m: -race.score(m)) if m != SOLO]
-        left = allowance() - share_cost * race.arm(SOLO).cost
+    def keep(self, count: int, when: str, part: float) -> None:
+        """Keep the best methods, as many as may go on and can be paid for.
+
+        `part` is the share of a whole run that comes next. Methods without a look after half of the
+        rounds go on.
+        """
+        race = self.race
+        rest = sorted((m for m in race.racing if m != SOLO), key=lambda m: -race.score(m))
+        unseen = [m for m in rest if not any(step.method == m for step in race.outcomes)]
+        left = self.allowance() - part * race.arm(SOLO).cost
+        left -= sum(race.arm(m).cost for m in unseen)
+        seen = [m for m in rest if m not in unseen]
         kept: list[str] = []
-        for method in rest:
-            price = share_cost * race.arm(method).cost
-            if len(kept) < count and (price <= left + 1e-9 or not kept):
+        for method in seen:
+            price = part * race.arm(method).cost
+            if len(kept) < max(1, count - len(unseen)) and (price <= left + 1e-9 or not kept):
                 kept.append(method)
                 left -= price
             else:
-                behind = 100 * (race.score(rest[0]) - race.score(method))
-                race.departures.append(
-                    Departure(
-                        method,
-                        name,
-                        f"{behind:.1f} points behind by metric, loss and prior together, and only"
-                        f" the best {max(1, len(kept))} go on",
-                    )
+                behind = 100 * (race.score(seen[0]) - race.score(method))
+                why = (
+                    f"{behind:.1f} points behind {seen[0]} by metric, loss and prior, and only the"
+                    f" best {len(kept)} go on"
                 )
-
-    if rule.half:
-        climb("half of the rounds", race.racing, 0, True)
-        _leave_by_evidence(race, "half of the rounds", half=True)
-        others = max(1, len(race.racing) - 1)
-        keep(max(2, math.ceil(rule.after_half * others)), "half of the rounds", 0.5)
-    climb("all rounds", race.racing, 0, False)
-    _leave_by_evidence(race, "all rounds")
-    for fold in range(1, rule.folds):
-        others = len(race.racing) - 1
-        name = f"{fold} fold{'s' if fold > 1 else ''}"
-        cost = min((race.arm(m).cost for m in race.racing if m != SOLO), default=0.0)
-        if not others or _is_decided(race):
-            break
-        if cost + race.arm(SOLO).cost > allowance() + 1e-9:
-            race.notes.append(f"The race ended after {name}: its budget was spent.")
-            break
-        keep(max(1, math.ceil(rule.after_first * others)), name, 1.0)
-        climb(f"{fold + 1} folds", race.racing, fold, False)
-        _leave_by_evidence(race, f"{fold + 1} folds")
-    return race
+                race.departures.append(Departure(method, when, why))
 
 
 def _leave_by_prior(race: Race) -> None:
     """Let methods leave that were never near the best on similar federations."""
-    expected = {m: e for m, e in race.prior.expected.items() if m in race.racing and m != SOLO}
+    expected = {m: e for m in race.racing if m != SOLO and (e := race.prior.of(m))}
     if not expected:
         return
     best = max(e.gain for e in expected.values())
@@ -306,7 +340,9 @@ def _leave_by_prior(race: Race) -> None:
 
 def _leave_by_evidence(race: Race, when: str, half: bool = False) -> None:
     """Let methods leave that are clearly worse than the leader, or equal to it and dearer."""
-    contenders = [m for m in race.racing if m != SOLO]
+    contenders = [
+        m for m in race.racing if m != SOLO and (Step(m, 0, True) in race.outcomes or not half)
+    ]
     if len(contenders) < 2:
         return
     leader = max(contenders, key=race.score)
@@ -317,7 +353,10 @@ def _leave_by_evidence(race: Race, when: str, half: bool = False) -> None:
         if behind is None:
             continue
         margin = race.rule.margin
-        if behind.high < -margin:
+        if half and behind.high < -margin - race.rule.half_allowance:
+            why = f"far behind {leader}: {behind}"
+            race.departures.append(Departure(method, when, why))
+        elif not half and behind.high < -margin:
             why = f"clearly worse than {leader}: {behind}"
             race.departures.append(Departure(method, when, why, clearly=True))
         elif not half and -margin < behind.low and behind.high < margin:

@@ -34,7 +34,7 @@ from comity.studies.cross_validation import fold_seeds
 from comity.studies.parallel import Cost, PlannedRun, run_all
 
 ANEW = "whole"
-"""The folder, beside the runs of a method, of a run that could not go on from half of its rounds."""
+"""The folder of a run that could not go on from half of its rounds, beside the other runs."""
 
 
 @dataclass
@@ -136,7 +136,9 @@ class Runner:
             values = {party: tuple(v) for party, v in content["values"].items()}
             return Outcome(values, content["loss"], content["seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-            raise CorruptedFile(f"{file} is damaged: delete it, and give the command again.") from why
+            raise CorruptedFile(
+                f"{file} is damaged: delete it, and give the command again."
+            ) from why
 
 
 def read_outcome(folder: Path, metric: Metric, summary: Mapping[str, Any]) -> Outcome:
@@ -164,9 +166,7 @@ def _values(answers: Answers, metric: Metric) -> tuple[float, ...]:
     """Return what each test sample adds to the metric; higher is better. Empty if not defined."""
     if metric.name == "accuracy":
         return tuple(map(float, answers.right.tolist()))
-    fold = OutOfFold(
-        answers, torch.zeros(len(answers.truth)), torch.arange(len(answers.truth))
-    )
+    fold = OutOfFold(answers, torch.zeros(len(answers.truth)), torch.arange(len(answers.truth)))
     value = fold.value(metric)
     if value is None or not math.isfinite(value):
         return ()

@@ -126,7 +126,8 @@ def give_verdict(race: Race, max_hurt: int | None = None) -> Verdict:
             "cannot tell",
             best if gain.gain > 0 else SOLO,
             f"It cannot be told whether collaborating helps: {display_name(best)}, the most"
-            f" promising method, gains {gain}. {_needed(gain, race.samples(best))}",
+            f" promising method, gains {gain}. {_needed(gain, race.samples(best))} Until then,"
+            f" {f'use {display_name(best)}' if gain.gain > 0 else 'stay alone'}.",
             equal=tuple(equal),
             open_against=tuple(open_against),
             worse=tuple(dict.fromkeys(worse)),
