@@ -18,7 +18,7 @@ import argparse
 import json
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
@@ -36,8 +36,10 @@ from comity.metrics.evaluation import Evaluation
 from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import Experiment, experiment
 from comity.runs.server_run import Quiet
+from comity.studies.board import describe
 from comity.studies.compare import experiment_of
 from comity.studies.equal_steps import equal_steps
+from comity.studies.plan import traffic
 
 ARMS = (
     "solo",
@@ -234,6 +236,10 @@ def measure(base: Experiment, arm: str, own: Federation, fresh: Federation) -> d
         prepare(experiment_of(first, arm, 0), federation_of(first.but(seed=0), own))
     ).rounds
     half = max(1, rounds // 2)
+    whole = experiment_of(first, arm, 0, {arm: rounds})
+    job = prepare(whole, federation_of(whole, own))
+    start, by_round = traffic(job)
+    finishes = any(part.traits.finishes for part in chain(job.algorithm))
 
     def run(
         settings: Experiment, federation: Federation, seed: int, rungs: tuple[int, ...]
@@ -241,10 +247,11 @@ def measure(base: Experiment, arm: str, own: Federation, fresh: Federation) -> d
         by_rung = []
         method = experiment_of(settings, arm, seed, {arm: max(rungs)})
         job = prepare(method, federation_of(method, federation))
-        finishes = any(part.traits.finishes for part in chain(job.algorithm))
         if finishes and len(rungs) > 1:  # finished after each of the rungs
-            return [*run(settings, federation, seed, rungs[:1]),
-                    *run(settings, federation, seed, rungs[1:])]  # fmt: skip
+            return [
+                *run(settings, federation, seed, rungs[:1]),
+                *run(settings, federation, seed, rungs[1:]),
+            ]
         for rung in evaluations(job, rungs).values():
             by_rung.append(outcome(job, rung))
         return by_rung
@@ -254,6 +261,8 @@ def measure(base: Experiment, arm: str, own: Federation, fresh: Federation) -> d
     return {
         "rounds": rounds,
         "half": half,
+        "halves": rounds > 1 and not finishes,
+        "bytes": sum(t.up + t.down + t.peer for t in (start, *by_round)) * (arm != "solo"),
         "folds": folds,
         "truth": truth,
         "seconds": round(time.process_time() - begin, 2),
@@ -271,15 +280,14 @@ def landscape(drawn: Drawn) -> dict[str, Any]:
             arms[arm] = measure(base, arm, own, fresh)
         except ComityError as why:
             refused[arm] = str(why)
-    counts = own.counts().double() + 1e-9
-    shares = counts / counts.sum(1, keepdim=True)
-    pooled = counts.sum(0) / counts.sum()
+    first = experiment_of(base.but(test=f"folds({FOLDS})"), "solo", 0)
+    description = describe(prepare(first, federation_of(first, own)))
     return {
         **vars(drawn),
         "classes": own.classes,
         "width": int(np.prod(own.shape)),
         "sizes": [sum(map(len, (p.train, p.validation, p.test))) for p in own.parties.values()],
-        "skew": float(0.5 * (shares - pooled).abs().sum(1).mean()),
+        "description": asdict(description),
         "arms": arms,
         "refused": refused,
     }

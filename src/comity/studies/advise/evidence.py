@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scipy.special import stdtrit
 
@@ -44,17 +44,35 @@ class Outcome:
 class TrainingNoise:
     """How much two trainings on other folds differ beyond what their test samples explain.
 
-    A race begins with one fold, which says nothing about that. So the standard deviation is
-    estimated from earlier federations and from the folds at hand together, as in a moderated t-test
-    (Smyth 2004).
+    A race begins with one fold, which says nothing about that. So the variance is estimated from an
+    assumption, from the folds of all methods, and from those of the two methods at hand, each with
+    its weight, as in a moderated t-test (Smyth 2004).
     """
 
-    spread: float = 0.012
+    spread: float = 0.02
     """The standard deviation of the mean difference between two methods over trainings."""
-    party_spread: float = 0.03
+    party_spread: float = 0.04
     """The same of one party's difference."""
-    freedom: float = 8.0
-    """How many folds the earlier federations count for."""
+    freedom: float = 4.0
+    """How many folds this counts for."""
+    first: float = 1.5
+    """The factor of the assumed spread for a method's first fold, when nothing can correct it."""
+
+    def informed_by(self, excess: Sequence[tuple[float, int]]) -> TrainingNoise:
+        """Return the noise after looking at the folds of several methods.
+
+        `excess` has the variance between folds, beyond that of test samples, of each method, and
+        its degrees of freedom. Methods are compared with the same one, and so are not independent:
+        they count half.
+        """
+        freedom = sum(count for _, count in excess) / 2
+        if not freedom:
+            return self
+        variance = max(0.0, sum(v * n for v, n in excess) / sum(n for _, n in excess))
+        total = self.freedom + freedom
+        pooled = math.sqrt((self.freedom * self.spread**2 + freedom * variance) / total)
+        scale = pooled / self.spread if self.spread else 1.0
+        return replace(self, spread=pooled, party_spread=self.party_spread * scale, freedom=total)
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,8 @@ class Looks:
     """The number of planned looks."""
     folds: int
     """The number of folds that the parties' samples are divided into."""
-    noise: TrainingNoise = TrainingNoise()
+    noise: TrainingNoise
+    """What is known about the noise of training."""
 
     @property
     def tail(self) -> float:
@@ -91,10 +110,7 @@ class Looks:
         """
         present = set.intersection(*(set(outcome.values) for outcome in (*now, *before)))
         names = sorted(present & {party} if party else present)
-        by_fold = [
-            [[x - y for x, y in zip(a.values[name], b.values[name], strict=True)] for name in names]
-            for a, b in zip(now, before, strict=True)
-        ]
+        by_fold = _differences(now, before, names)
         pooled = [
             [d for of_fold in by_fold for d in of_fold[k]]
             for k in range(len(names))
@@ -108,8 +124,9 @@ class Looks:
         gain = statistics.fmean(map(statistics.fmean, pooled))
         sampling = sum(_error(d, resolution) ** 2 for d in pooled) / len(pooled) ** 2
         spread = self.noise.party_spread if party else self.noise.spread
-        between = _excess(by_fold, sampling * len(by_fold))
         more = len(by_fold) - 1
+        spread *= 1.0 if more else self.noise.first
+        between = max(0.0, _excess(by_fold, sampling * len(by_fold)))
         freedom = self.noise.freedom + more
         variance = (self.noise.freedom * spread**2 + more * between) / freedom
         training = variance * (1 / len(by_fold) + 1 / max(1, self.folds - 1))
@@ -118,6 +135,29 @@ class Looks:
         quantile = float(stdtrit(degrees, 1 - self.tail))
         half = quantile * math.sqrt(total)
         return Estimate(gain, gain - half, gain + half, sampling, training, quantile)
+
+
+def excess_variance(now: Sequence[Outcome], before: Sequence[Outcome]) -> float:
+    """Return the variance of a mean difference between folds, beyond that of test samples.
+
+    It is an unbiased estimate, which may be negative.
+    """
+    present = set.intersection(*(set(outcome.values) for outcome in (*now, *before)))
+    by_fold = _differences(now, before, sorted(present))
+    within = statistics.fmean(
+        sum(_error(d, 0.0) ** 2 for d in of_fold) / len(of_fold) ** 2 for of_fold in by_fold
+    )
+    return _excess(by_fold, within)
+
+
+def _differences(
+    now: Sequence[Outcome], before: Sequence[Outcome], names: Sequence[str]
+) -> list[list[list[float]]]:
+    """Return the paired differences by fold, party and sample."""
+    return [
+        [[x - y for x, y in zip(a.values[name], b.values[name], strict=True)] for name in names]
+        for a, b in zip(now, before, strict=True)
+    ]
 
 
 def _error(differences: Sequence[float], resolution: float) -> float:
@@ -140,4 +180,4 @@ def _excess(by_fold: Sequence[Sequence[Sequence[float]]], within: float) -> floa
         for of_fold in by_fold
         if any(of_fold)
     ]
-    return max(0.0, statistics.variance(means) - within) if len(means) > 1 else 0.0
+    return statistics.variance(means) - within if len(means) > 1 else 0.0

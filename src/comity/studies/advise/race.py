@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from comity.studies.advise.evidence import Looks, Outcome, TrainingNoise
+from comity.studies.advise.evidence import Looks, Outcome, TrainingNoise, excess_variance
 from comity.studies.advise.prior import PriorOfRace
 from comity.studies.estimate import Estimate
 
@@ -137,8 +137,25 @@ class Race:
 
     @property
     def looks(self) -> Looks:
-        """The correction of all intervals."""
-        return Looks(len(self.arms) - 1, self.rule.folds + 1, self.rule.folds, self.rule.noise)
+        """The correction of all intervals. Folds of all methods inform about the training noise."""
+        several = {
+            m: folds
+            for arm in self.arms
+            if (m := arm.method) != SOLO
+            and len(folds := sorted(set(self.folds_of(m)) & set(self.folds_of(SOLO)))) > 1
+        }
+        excess = [
+            (
+                excess_variance(
+                    [self.outcomes[Step(m, k, False)] for k in folds],
+                    [self.outcomes[Step(SOLO, k, False)] for k in folds],
+                ),
+                len(folds) - 1,
+            )
+            for m, folds in several.items()
+        ]
+        noise = self.rule.noise.informed_by(excess)
+        return Looks(len(self.arms) - 1, self.rule.folds + 1, self.rule.folds, noise)
 
     @property
     def racing(self) -> list[str]:
