@@ -53,6 +53,7 @@ def _run_command(signals: Signals) -> None:
         import click
 
         from comity.cli import (  # noqa: F401  (each module adds commands)
+            advise,
             audit,
             catalogue,
             check,
