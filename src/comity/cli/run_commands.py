@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -107,6 +107,14 @@ def resume(
             "--rounds", help="continue to this number of rounds, even if the run has finished"
         ),
     ] = None,
+    engine: Annotated[
+        Literal["loop", "process", "ray"] | None,
+        typer.Option("--engine", help="continue on another engine, with the same results"),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="continue with another number of workers"),
+    ] = None,
     track: Track = None,
     trust: Trust = False,
 ) -> None:
@@ -118,12 +126,14 @@ def resume(
     from comity.deploy.job_submission import SubmittedJob, was_submitted
     from comity.runs.extend import extend
     from comity.runs.folder import RunFolder
+    from comity.runs.relocate import relocate
     from comity.runs.run import reopen, resume_in
 
     if was_submitted(run_dir):
-        if rounds is not None or track:
+        options = {"--track": track, "--rounds": rounds, "--engine": engine, "--workers": workers}
+        if unsupported := [name for name, value in options.items() if value]:
             raise UsageError(
-                f"{'--track' if track else '--rounds'} is not supported for a run between sites:"
+                f"{unsupported[0]} is not supported for a run between sites:"
                 f" 'comity resume {run_dir}' completes it as it was submitted."
             )
         resume_run(SubmittedJob.read(run_dir), run_dir)
@@ -137,6 +147,8 @@ def resume(
             print_warning(
                 f"{run_dir} is part of a comparison; the other runs keep their number of rounds."
             )
+    if engine is not None or workers is not None:
+        relocate(run_dir, engine, workers, trust=trust)
     with resumable(f"comity resume {run_dir}"):
         if (summary := folder.read_summary()) is not None:
             folder.check()

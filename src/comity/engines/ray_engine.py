@@ -21,6 +21,7 @@ from comity.engines.ray_cluster import (
     first_line,
     get_all,
     idle_actors,
+    silent_seconds,
     worker_lost,
 )
 from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine, always_open
@@ -40,6 +41,7 @@ class RayEngine(WorkersEngine):
         check_installed()
         super().__init__(loads, max(1, min(workers, len(loads))))
         self._recipe = recipe
+        self._silent_seconds = silent_seconds()
         self._notifications: list[Any] = []
         """Requests that need no reply. Their errors are raised at the next exchange."""
         self._replaced = 0
@@ -103,7 +105,10 @@ class RayEngine(WorkersEngine):
         streams = self._send(remaining)
         while streams:
             open_streams = [stream for stream, w in streams.items() if is_open(w)]
-            (stream, *_), _ = ray.wait(open_streams, num_returns=1)
+            ready, _ = ray.wait(open_streams, num_returns=1, timeout=self._silent_seconds)
+            if not ready:
+                raise worker_lost(TimeoutError(f"no reply within {self._silent_seconds:g} seconds"))
+            (stream,) = ready
             w = streams[stream]
             try:
                 reply = self._receive(next(stream))

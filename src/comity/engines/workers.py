@@ -24,6 +24,7 @@ from comity.core.runner import SUMMED, Overhead
 from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
+from comity.errors import ComityError
 from comity.metrics.evaluation import Evaluation
 from comity.wire.sealing import Lock
 
@@ -39,6 +40,10 @@ and the `sum` of replies, or the `saved` states. The `last` reply to a request s
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
 WINDOW_BYTES = 128 << 20
 """The bytes of results that a worker may send before those of earlier parties have come."""
+NOT_SHARED = (
+    "A worker is on a machine that does not share the folder {}: workers write their parties'"
+    " states there, so --out must be on a disk that all machines share."
+)
 
 
 def assign_parties(
@@ -214,7 +219,10 @@ class WorkersEngine(Engine):
             for w in range(self._workers)
         }
         saved = {w: reply["saved"] for w, reply in self._exchange(requests)}
-        return [Saved(*item) for w in sorted(saved) for item in saved[w]]
+        states = [Saved(*item) for w in sorted(saved) for item in saved[w]]
+        if any(not (folder / state.file).is_file() for state in states):
+            raise ComityError(NOT_SHARED.format(folder))
+        return states
 
     @property
     def workers_by_party(self) -> Mapping[int, int]:
@@ -300,19 +308,19 @@ class Worker:
                     {i: version and CallId(*version) for i, version in request["versions"].items()}
                 )
             case "save":
-                yield {
-                    "saved": [
-                        tuple(saved)
-                        for saved in sites.save(Path(request["folder"]), request["round"])
-                    ],
-                    "last": True,
-                }
+                yield {"saved": [tuple(saved) for saved in self._save(request)], "last": True}
             case "load":
                 versions = {i: CallId(*version) for i, version in request["versions"].items()}
                 sites.load(
                     Path(request["folder"]), [Saved(*s) for s in request["states"]], versions
                 )
                 yield {"last": True}
+
+    def _save(self, request: WorkerRequest) -> list[Saved]:
+        try:
+            return self._sites.save(Path(request["folder"]), request["round"])
+        except FileNotFoundError as why:
+            raise ComityError(NOT_SHARED.format(request["folder"])) from why
 
     def _sum_results(
         self, results: Iterator[tuple[int, PartyResult]], weights: Mapping[int, float]

@@ -511,6 +511,18 @@ class RunFolder:
         """
         write_atomically(self.environment, _lines(with_crc(entries)))
 
+    def replace_settings(self, settings: str) -> None:
+        """Replace the settings. At any moment the folder has the earlier ones or these, with their
+        digest.
+        """
+        environment = self.read_environment()
+        environment.pop("config_before", None)
+        before = digest(self.config.read_text(encoding="utf-8"))
+        after = environment | {"config": digest(settings)}
+        self.write_environment(after | {"config_before": before})
+        write_atomically(self.config, settings)
+        self.write_environment(after)
+
     def tables(self) -> Writer:
         """The writer of the tables, and of recorded messages if the run has them."""
         return Writer(self.path, self._messages_name if self.recorded else "")
