@@ -85,7 +85,7 @@ def test_two_seeds_have_no_interval() -> None:
 def test_a_federation_without_solo_is_left_out() -> None:
     only = reproduction_of({"alike": {"ditto": SURE}})
     assert board_of(only, {"alike": about(8)}).federations == ()
-    assert "0 federations" in board.page(only)
+    assert "0 of 13 federations, 0 of" in board.page(only)
 
 
 def test_board_that_is_written_is_read_again(tmp_path: Path) -> None:
@@ -98,6 +98,8 @@ def test_page_names_who_helps_and_who_hurts() -> None:
     """Five federations are enough for ranks: ditto is ahead in all of them, fedavg last."""
     names = ("labels-strong", "labels-mild", "sizes", "inputs", "alike")
     text = board.page(reproduction_of(dict.fromkeys(names, METHODS)))
+    assert "5 of 13 federations, 3 of 49 methods beside SOLO, seeds 0, 1, 2." in text
+    assert "Methods not run so far: ADCOL;" in text
     assert "Friedman's test: p = 0.00" in text
     ranked = [line for line in text.splitlines() if line.startswith(("| Ditto | ", "| FedAvg | "))]
     assert ranked[0].startswith("| Ditto | 1.0 | +4.0 | 5 of 5 | 0 of 5 | 1.00 | 1 kB |")

@@ -131,16 +131,23 @@ def page(reproduction: Reproduction) -> str:
     """Return the page: the federations, mean ranks, gains by kind, and what to use where."""
     table, gains = reproduction.table, _gains(reproduction)
     seeds = ", ".join(map(str, reproduction.seeds))
-    absent = [
-        column.title
-        for column in table.columns
-        if not column.name.endswith(STEPS) and column.name not in gains
-    ]
+    titles = {column.name: column.title for column in table.columns}
+    federations = [name for name in titles if not name.endswith(STEPS)]
+    run = {name for by_method in gains.values() for name in by_method}
     parts = [
         f"# {table.title}",
         reproduction.origin,
-        f"{len(gains)} federations, seeds {seeds}."
-        + (f" Not run so far: {'; '.join(absent)}." if absent else ""),
+        " ".join(
+            [
+                f"{len(gains)} of {len(federations)} federations, {len(run)} of"
+                f" {len(table.rows) - 1} methods beside SOLO, seeds {seeds}.",
+                *_not_run("Federations", [titles[n] for n in federations if n not in gains]),
+                *_not_run(
+                    "Methods",
+                    [r.title for r in table.rows if r.name not in run and r.name != SOLO],
+                ),
+            ]
+        ),
         table.notes,
         "## The federations",
         _federations(reproduction, gains),
@@ -165,6 +172,11 @@ def page(reproduction: Reproduction) -> str:
     parts += ["## How sure is that?", _certainty(gains)]
     parts += ["## What we make of it", table.findings] if table.findings else []
     return "\n\n".join(parts) + "\n"
+
+
+def _not_run(what: str, titles: Sequence[str]) -> list[str]:
+    """Return a sentence on what was not run so far; nothing if all was."""
+    return [f"{what} not run so far: {'; '.join(titles)}."] if titles else []
 
 
 def _federations(reproduction: Reproduction, gains: Mapping[str, Mapping[str, MethodGain]]) -> str:
