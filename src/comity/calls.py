@@ -268,9 +268,9 @@ def run(
     if out is None and any(isinstance(tracker, str) for tracker in track):
         raise UsageError("Trackers write beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
-    data = federation_of(experiment, federation)
-    experiment, reason = resolve_auto_model(experiment, data)
-    job = prepare(experiment, data, custom_model)
+    tested = federation_of(experiment, federation)
+    experiment, reason = resolve_auto_model(experiment, tested)
+    job = prepare(experiment, tested, custom_model)
     job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)

@@ -513,8 +513,8 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     from comity.runs.folder import RunFolder
     from comity.runs.recording import RECORDED
 
-    recorded = [folder for run in runs if (folder := RunFolder(run)).recorded]
-    total = sum(folder.messages.stat().st_size for folder in recorded)
+    recorded = [run_folder for run_folder in map(RunFolder, runs) if run_folder.recorded]
+    total = sum(run_folder.messages.stat().st_size for run_folder in recorded)
     screen.out.print(
         f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
         f" {folder}",
