@@ -135,11 +135,11 @@ def test_so_it_is_in_folds(
     def simulate(samples: int) -> Gain:
         return in_folds(*models(samples, draw), metric)
 
-    power = power_of(typical(simulate, 100), 100)
+    power = power_of(typical(simulate, 100, 30), 100)
     assert power.folds == 5
     assert power.more_samples is not None
-    assert share_clear(simulate, 100 + power.more_samples, 200) > PROBABILITY - TOLERANCE - 0.02
-    assert share_clear(simulate, 100 + power.more_samples // 4, 200) < PROBABILITY - TOLERANCE
+    assert share_clear(simulate, 100 + power.more_samples, 80) > PROBABILITY - TOLERANCE - 0.02
+    assert share_clear(simulate, 100 + power.more_samples // 4, 80) < PROBABILITY - TOLERANCE
 
 
 def test_a_visible_difference_shows_in_four_of_five_trials() -> None:
