@@ -145,7 +145,7 @@ def _tensor(data: memoryview, dtype: str, shape: list[int], data_offsets: list[i
         return torch.empty(shape, dtype=kind)
     value = torch.empty(count, dtype=kind)
     contents = value.view(torch.uint8)
-    memoryview(contents.numpy())[:] = data[begin:end]  # the only copy
+    contents.numpy().data[:] = data[begin:end]  # the only copy
     if kind is torch.bool and contents.max() > 1:
         raise InvalidBlob("a bool in it is neither true nor false")
     return value.view(shape)
