@@ -10,7 +10,6 @@ sent again, whatever the ranges are.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import time
@@ -38,6 +37,7 @@ from comity.data.profiles import (
 )
 from comity.data.profiles.edges import is_range
 from comity.deploy.data import schema_digest
+from comity.deploy.file_lock import lock_file
 from comity.deploy.group_size import PATIENTS, RECORDS
 from comity.deploy.messages import AskProfile, AskRanges, Ranges
 from comity.deploy.policy import NAME, SitePolicy
@@ -257,5 +257,5 @@ class SiteProfiles:
     def _locked(self) -> Iterator[None]:
         """Let one process at a time read and change the store."""
         with open_to_update(self._folder / LOCK, create=True) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file)
             yield

@@ -31,6 +31,8 @@ number of classes that returns one.
 """
 INSTALLED = "comity.models"
 """The group of entry points by which installed packages have networks of their own."""
+AUTO = "auto"
+"""The value of the setting `model` for a network that is chosen by the data."""
 MODULES = "modules"
 """The value of the setting `model` for a network passed from Python."""
 
@@ -77,6 +79,11 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
         raise UsageError(
             "The model was given from Python as modules: give the same again, with model=..."
         )
+    if model == AUTO:
+        raise UsageError(
+            "model=auto is for 'comity run' and 'comity compare' on tables in a simulation: name a"
+            " network here, as in --model linear."
+        )
     if is_code(model):
         builder = partial(call_from_file, model, "build", shape, classes)
         return _call_builder(f"What build of {model} returns", builder, shape, classes, redraw)
@@ -88,9 +95,8 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
         network = _with_given(modules, encoder.given, redraw)
         return load_weights(network, encoder.weights) if encoder.weights else network
     if spec.name not in ZOO:
-        builder = _installed_builder(spec.name)
-        options = bind_options(spec, builder, fixed=2)
-        with_options = partial(builder, **options)
+        installed = _installed_builder(spec.name)
+        with_options = partial(installed, **bind_options(spec, installed, fixed=2))
         return _call_builder(
             f"What {spec.name} builds",
             partial(_try_builder, f"The builder of {spec.name}", with_options, shape, classes),

@@ -139,7 +139,13 @@ class Experiment(BaseModel):
     parties: int | None = Field(
         None, ge=1, description="number of parties; default: 10, or the number of natural parties"
     )
-    model: Network = Field("mlp2", description="network name, or a ./file.py")
+    model: Network = Field(
+        "mlp2",
+        description=(
+            "network name, or a ./file.py; auto: on tables, a linear model or a small network,"
+            " whichever predicts held-out training samples better"
+        ),
+    )
     weights: Annotated[str | None, BeforeValidator(_absolute_file)] = Field(
         None,
         description=(
