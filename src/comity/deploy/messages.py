@@ -8,6 +8,7 @@ sealed messages of a call. What a body may contain is declared by the method's p
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from comity.base.call import CallId
@@ -279,6 +280,24 @@ def pack(head: Any, body: bytes = b"") -> bytes:
     return b"".join([len(encoded_head).to_bytes(LENGTH, "little"), encoded_head, body])
 
 
+class PackedRequests(Mapping[str, bytes]):
+    """Requests by site, each packed when it is read: a model that goes to many sites is in memory
+    once until then.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[Any, bytes]]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> bytes:
+        return pack(*self._parts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
 def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, bytes]:
     """The head and the body of a message.
 
@@ -289,6 +308,12 @@ def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, byte
 
     Raises `CorruptedFile` if the message is too large, incomplete, or of another type.
     """
+    head, body = unpack_view(message, kinds, most)
+    return head, bytes(body)
+
+
+def unpack_view(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, memoryview]:
+    """The head and the body of a message, as `unpack`. The body, which may be large, is no copy."""
     length = int.from_bytes(message[:LENGTH], "little")
     if len(message) > most or length > len(message) - LENGTH:
         raise CorruptedFile(
@@ -300,7 +325,7 @@ def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, byte
     )
     if type(head) not in kinds:
         raise CorruptedFile("A message has no head of a known type.")
-    return head, message[LENGTH + length :]
+    return head, memoryview(message)[LENGTH + length :]
 
 
 def reply_body(packed: bytes) -> bytes:

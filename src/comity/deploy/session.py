@@ -119,7 +119,7 @@ class AuthenticatedTransport:
             return b"".join([SIGNED, number, len(head).to_bytes(LENGTH, "little"), head, request])
         self._numbers[name] += 1
         number = self._numbers[name].to_bytes(LENGTH, "little")
-        tag = hmac.digest(self._keys[name], number + request, "sha256")
+        tag = _tag(self._keys[name], number, request)
         return b"".join([AUTHENTICATED, number, tag, request])
 
     def _agree(self, name: str, reply: bytes) -> None:
@@ -165,7 +165,7 @@ class RequestAuthenticator:
         if not self._key or run is None:  # as after a restart of the site
             raise UsageError(f"{self._identity.name} takes no part in that run.")
         number, tag, content = _split(request)
-        if not hmac.compare_digest(hmac.digest(self._key, number + content, "sha256"), tag):
+        if not hmac.compare_digest(_tag(self._key, number, content), tag):
             raise UsageError(NOT_AUTHENTICATED)
         count = int.from_bytes(number, "little")
         if count <= self._number:
@@ -213,6 +213,13 @@ def content_of(request: bytes) -> bytes:
     if request.startswith(SIGNED):
         return _read_opening(request)[0]
     return _split(request)[2] if request.startswith(AUTHENTICATED) else request
+
+
+def _tag(key: bytes, number: bytes, content: bytes) -> bytes:
+    """The HMAC of a number and a content, which may be large and is not copied."""
+    authentication = hmac.new(key, number, "sha256")
+    authentication.update(content)
+    return authentication.digest()
 
 
 def _split(request: bytes) -> tuple[bytes, bytes, bytes]:

@@ -95,9 +95,8 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
         network = _with_given(modules, encoder.given, redraw)
         return load_weights(network, encoder.weights) if encoder.weights else network
     if spec.name not in ZOO:
-        builder = _installed_builder(spec.name)
-        options = bind_options(spec, builder, fixed=2)
-        with_options = partial(builder, **options)
+        installed = _installed_builder(spec.name)
+        with_options = partial(installed, **bind_options(spec, installed, fixed=2))
         return _call_builder(
             f"What {spec.name} builds",
             partial(_try_builder, f"The builder of {spec.name}", with_options, shape, classes),

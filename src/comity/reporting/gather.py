@@ -12,7 +12,7 @@ from typing import Any
 from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.metrics.metrics import ACCURACY, Metric
-from comity.names import OWN_MODEL, OWN_MODELS, display_name
+from comity.names import OWN_MODEL, OWN_MODELS, display_model, display_name
 from comity.reporting.readable import Run
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import TRACES, RunFolder
@@ -175,7 +175,7 @@ class Group:
             place = f"at {self.site}, between sites"
         elif self.between_sites:
             place = f"between {max(len(run.amounts) for run in self.runs)} sites"
-        return f"{place}, {e.model}, {e.rounds} rounds"
+        return f"{place}, {display_model(e.model)}, {e.rounds} rounds"
 
 
 def gather(folder: Path, trust: bool = False) -> list[Group]:
