@@ -30,7 +30,7 @@ from comity.core.traits import LEAVES
 from comity.deploy.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
@@ -54,7 +54,7 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-@pytest.mark.parametrize("page", ["docs/deploy.md", "README.md"])
+@pytest.mark.parametrize("page", ["docs/how-to/deploy.md", "README.md"])
 def test_commands_exist(page: str) -> None:
     fenced = re.findall(
         r"```(?:text|sh)?\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL

@@ -48,6 +48,17 @@ class Introduce:
     """The server's version of Comity."""
     schema: str
     """A digest of the common schema; empty if there is none."""
+    revoked: str = ""
+    """The operator's signed list of revoked certificates; empty if there are none."""
+
+
+@record
+class TakeWeights:
+    """Brings the file of initial weights that the settings of the run name; the body is the file,
+    in safetensors' format.
+    """
+
+    run: str
 
 
 @record
@@ -183,6 +194,8 @@ class Introduced:
     """In a run with secure aggregation: the share of the sites that must take part to the end."""
     colluders: int = 0
     """In a run with secure aggregation: how many sites may collude with the server."""
+    needs_weights: bool = False
+    """Whether the site has yet to be sent the initial weights of the run."""
 
 
 @record
@@ -240,6 +253,7 @@ REQUESTS = frozenset(
     (
         Introduce,
         PartyInfo,
+        TakeWeights,
         Begin,
         SignedKey,
         RunCall,

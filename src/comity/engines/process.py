@@ -32,7 +32,7 @@ from comity.engines.workers import (
     always_open,
 )
 from comity.errors import ComityError, UsageError, describe, describe_exit
-from comity.machine import signal_at_end_of_parent
+from comity.machine import can_fork, signal_at_end_of_parent
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
@@ -52,7 +52,7 @@ class ProcessEngine(WorkersEngine):
         scheduler: Scheduler,
         workers: int,
     ) -> None:
-        if "fork" not in multiprocessing.get_all_start_methods():
+        if not can_fork():
             raise UsageError(
                 "The process engine needs a system that can fork: use --engine loop here."
             )

@@ -58,7 +58,7 @@ LONGEST_FOLDER_NAME = 40  # in a folder with a longer name, the names of Ray's s
 def check_installed() -> None:
     """Refuse if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UsageError("The ray engine needs more packages: pip install comity[ray].")
+        raise UsageError("The ray engine needs more packages: pip install 'comity[ray]'.")
 
 
 def installed_versions() -> list[str]:

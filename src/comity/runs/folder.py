@@ -80,7 +80,15 @@ TRACES = (CONFIG, METRICS.name, SUMMARY)
 MESSAGES = "messages/recording"
 OLD_MESSAGES = "tape/messages"
 """Where runs of earlier versions record their messages."""
-OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "messages", "tape")
+OTHERS = (
+    "comparison.json",
+    "tensorboard",
+    "mlflow.json",
+    "wandb",
+    "wandb.json",
+    "messages",
+    "tape",
+)
 NEVER_OVERWRITTEN = (
     CONFIG,
     *(table.name for table in TABLES),

@@ -52,6 +52,16 @@ def _memory_file() -> int:
         return os.dup(file.fileno())
 
 
+def _reserve(fd: int, size: int) -> None:
+    """Give a memory file its size. Where the system can reserve memory (macOS cannot), a lack of it
+    is an error now instead of a signal at the first write.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
+
+
 def places_of(tensors: list[Tensor]) -> tuple[list[list[Any]], int]:
     """The dtype, shape and offset of each tensor in a bundle, and the size of the bundle in
     bytes.
@@ -123,7 +133,7 @@ class _Sent:
 
     def __init__(self, size: int) -> None:
         self.fd: int | None = _memory_file()
-        os.posix_fallocate(self.fd, 0, size)  # fails now instead of at the first write
+        _reserve(self.fd, size)
         self.memory = mmap.mmap(self.fd, size)
 
     def close(self) -> None:
