@@ -114,9 +114,11 @@ bench: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python machine.py && ../$(BIN)/python overhead.py && ../$(BIN)/python methods.py
 	cd benchmarks && ../$(BIN)/python scale.py personal && ../$(BIN)/python checkpoints.py
 
-# Seconds and memory from ten parties to ten thousand, and the picture in docs/results/performance.md.
+# Seconds and memory from ten parties to ten thousand, and the picture in docs/results/performance.md; then a cohort of 1,000 of
+# up to a hundred thousand.
 bench-scale: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python scale.py parties --plot ../docs/results/scale.svg
+	cd benchmarks && ../$(BIN)/python scale.py cohort
 
 # Ray beside the process engine, and with up to a hundred thousand parties: about a quarter of an hour.
 bench-ray: $(VENV)/ray-ready
