@@ -28,6 +28,7 @@ from comity.text import escape_terminal
 if TYPE_CHECKING:
     from comity.runs.server_run import ServerRun
     from comity.studies.compare import Findings
+    from comity.studies.estimate import Estimate
     from comity.studies.method_summary import MethodSummary
     from comity.wire.ledger import Ledger
 
@@ -316,7 +317,11 @@ def show_screen(
 
 
 def advice(federation: DemoFederation, findings: Findings, out: Path) -> list[str]:
-    """Return what to do next, a sentence each; the last one has a command."""
+    """Return what to do next, a sentence each; the last one has a command.
+
+    This is the one place where the demo gives advice: the verdict's words on the cost, and one
+    command, which depends on whether there is a clear gain.
+    """
     overall, gain = findings.overall, _best_gain(findings)
     if overall is None or gain is None:
         return []
@@ -332,7 +337,7 @@ def advice(federation: DemoFederation, findings: Findings, out: Path) -> list[st
     return [text for text in (overall.cost, last) if text]
 
 
-def _best_gain(findings: Findings) -> Any:
+def _best_gain(findings: Findings) -> Estimate | None:
     """Return the gain by the method that the verdict is about."""
     overall = findings.overall
     return next((r.gain for r in findings.rows if overall and r.algorithm == overall.method), None)
