@@ -16,6 +16,8 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+    "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
 }
 FILES = (
     "examples/first-steps.ipynb",
@@ -27,6 +29,7 @@ FILES = (
     "examples/peer_to_peer.py",
     "examples/private.py",
     "examples/at_sites.py",
+    "LICENSE",
 )
 """What pages link to and is no page: it lies in the site as it is."""
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
