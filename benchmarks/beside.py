@@ -15,7 +15,7 @@ Ten parties have label-skewed digits. Every method runs twenty rounds in both li
 - with all of a party's samples in one batch, where no order matters: the two should give the same answers, but for rounding, if
   the method draws nothing else at random.
 
-Findings are kept in docs/results/data/beside/curves.json, of which docs/methods-beside.md is made;
+Findings are kept in docs/results/data/beside/curves.json, of which docs/results/methods-beside.md is made;
 `--page` writes it again.
 """
 
@@ -44,7 +44,7 @@ from comity.runs.config import experiment
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE.parent / "docs" / "results" / "data" / "beside" / "curves.json"
-PAGE = HERE.parent / "docs" / "methods-beside.md"
+PAGE = HERE.parent / "docs" / "results" / "methods-beside.md"
 CHECKOUTS = ("pfllib", "htfllib")
 SEEDS = (0, 1, 2)
 SOME = How()
@@ -346,7 +346,7 @@ What Comity makes of a method, and what another library makes of it: ten parties
 to 80 training samples each), the network `mlp2` (for FedBN a smaller one with BatchNorm), the same split, the same initial
 weights, the same learning rate, and options that mean the same. Accuracy is that of all parties' test samples after each round,
 by the models that the method deploys; a library that evaluates before it trains is read one round later.
-`python benchmarks/beside.py` runs all of it, and writes this page from [the curves](results/data/beside/curves.json). Other
+`python benchmarks/beside.py` runs all of it, and writes this page from [the curves](data/beside/curves.json). Other
 libraries' code is called, and none of it is here.
 
 - **Batches of ten, twenty rounds, three seeds** (learning rate 0.05, one epoch): means and standard deviations over seeds after
@@ -373,7 +373,7 @@ four libraries has `adcol`, `affine-robust`, `afl`, `centralized`, `drfa`, `fada
 
 
 def page(kept: dict[str, Any]) -> str:
-    """docs/methods-beside.md."""
+    """docs/results/methods-beside.md."""
     listed = {m.key: m for m in MATCHES}
     rows, notes = [], []
     for found in kept["found"]:

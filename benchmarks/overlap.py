@@ -1,7 +1,7 @@
 """Does overlapping data augmentation (Fed-SPS, eq. 12) find how much two parties' data overlap,
 where that is known?
 
-    python benchmarks/overlap.py [--seeds 5] [--plot docs/overlap.svg]
+    python benchmarks/overlap.py [--seeds 5] [--plot docs/reference/methods/overlap.svg]
 
 Two parties, A and B, share out the embedded digits; a dose says which part of B's samples is of A's
 kind:

@@ -33,7 +33,7 @@ METHOD, ROUNDS = "fedavg+dbe", 40
 SETTINGS = ["--rounds", str(ROUNDS), "--model", "mlp2(width=32)", "--metric", "auc"]
 FIRST, AWAY = 8, 2  # rounds before the kill, and the least number of rounds that the site misses
 DEADLINE = "30"  # seconds; the first request after the kill waits that long
-# Lines that explain the columns of a comparison are left out: docs/compare.md explains them.
+# Lines that explain the columns of a comparison are left out: docs/how-to/compare.md explains them.
 EXPLANATIONS = ("over SOLO:", "Points of")
 JOB = re.compile(r"^submitted as \S+ to")
 WIDTH = 120

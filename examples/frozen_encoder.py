@@ -3,7 +3,7 @@
 An encoder is trained on MNIST, which stands in for public data. Nine parties have few samples each
 of other digits: three of USPS, three of MNIST-M, three of SVHN. Six methods start from that
 encoder, once with the encoder frozen and once with all weights trained, with three seeds. All
-settings were fixed before the first run. The table is that of docs/frozen-encoder.md:
+settings were fixed before the first run. The table is that of docs/how-to/frozen-encoder.md:
 
     COMITY_DATA=/path/to/data python examples/frozen_encoder.py --out frozen-encoder
 """

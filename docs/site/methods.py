@@ -1,5 +1,5 @@
-"""Writes docs/methods.md, a table of every method, from their cards: `python docs/site/methods.py`.
-A test compares the two.
+"""Writes docs/reference/methods.md, a table of every method, from their cards:
+`python docs/site/methods.py`. A test compares the two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 from comity import algorithms
 from comity.algorithms import Card
 
-PAGE = Path(__file__).parents[1] / "methods.md"
+PAGE = Path(__file__).parents[1] / "reference" / "methods.md"
 PAGES = {"adcol", "fedufo", "dbe", "fed-sps", "relay"}
 INTRO = """\
 # All methods
@@ -41,7 +41,7 @@ def year(title: str) -> str:
 def row(card: Card) -> tuple[str, ...]:
     """A method's row."""
     name = f"+{card.name}" if card.wrapper else card.name
-    shown = f"[{name}]({card.name}.md)" if card.name in PAGES else name
+    shown = f"[{name}](methods/{card.name}.md)" if card.name in PAGES else name
     if card.experimental:
         shown += " (experimental)"
     told = card.glance

@@ -1,4 +1,4 @@
-"""Writes docs/methods-code.md: five methods before and after the method contract was rebuilt.
+"""Writes docs/project/methods-code.md: five methods before and after the method contract was rebuilt.
 
 `python docs/site/methods_code.py` quotes the present code. `--before` first reads the earlier code
 and its counts from git into methods_before.json. Tests compare the page with the source.
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "methods-code.md"
+PAGE = ROOT / "docs" / "project" / "methods-code.md"
 BEFORE = Path(__file__).with_name("methods_before.json")
 FOLDER = "src/comity/algorithms"
 COMMIT = "e1554f0"
@@ -26,7 +26,7 @@ INTRO = """\
 # Five methods before and after
 
 The method contract was rebuilt after commit e1554f0: new names, declarations gathered in `traits`, and everything about
-bytes and privacy in an accounting class beside the method ([Architecture](architecture.md)). This page shows five methods before and
+bytes and privacy in an accounting class beside the method ([Architecture](../concepts/architecture.md)). This page shows five methods before and
 now. `python docs/site/methods_code.py` writes it; the code is quoted from the source.
 
 *Members* are the names that the method's class defines, without its options. *Tokens* are those of code, without comments and

@@ -14,10 +14,23 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "project/contributing.md",
+    "CHANGELOG.md": "project/changelog.md",
+    "SECURITY.md": "project/security.md",
+    "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
 }
-FILES = ("examples/first-steps.ipynb",)
+FILES = (
+    "examples/first-steps.ipynb",
+    "examples/hospital_tables.py",
+    "examples/sensors.py",
+    "examples/writers.py",
+    "examples/text_lora.py",
+    "examples/public_encoder.py",
+    "examples/peer_to_peer.py",
+    "examples/private.py",
+    "examples/at_sites.py",
+    "LICENSE",
+)
 """What pages link to and is no page: it lies in the site as it is."""
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
@@ -27,7 +40,7 @@ def moved(target: str, at: str) -> str:
     name = posixpath.normpath(
         posixpath.join(posixpath.dirname(at), target)
     )  # from the top of the project
-    if name not in PAGES and not name.startswith("docs/"):
+    if name not in (*PAGES, *FILES) and not name.startswith("docs/"):
         return target  # mkdocs complains about what it cannot find
     new = PAGES.get(name, name.removeprefix("docs/"))
     here = PAGES.get(at, at.removeprefix("docs/"))

@@ -20,7 +20,7 @@ from comity.deploy.release_ledger import LEDGER_FILE
 from comity.deploy.sent_ledger import SENT_FILE
 
 NOT_SYNCED = {"ledger.csv", "metrics.csv", "privacy.csv", "steps.csv", "log.txt"}
-"""For reading only: docs/deploy.md says why that is safe."""
+"""For reading only: docs/how-to/deploy.md says why that is safe."""
 IMPORTED = {"data", "site.toml"}
 """Written before the site takes part in anything."""
 

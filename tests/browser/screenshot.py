@@ -3,7 +3,7 @@ methods.
 
 Of a page with several settings the last one is shown. Parts between these are left out.
 
-Usage: python tests/browser/screenshot.py demo/report.html docs/report.png
+Usage: python tests/browser/screenshot.py demo/report.html docs/images/report.png
 """
 
 from __future__ import annotations

@@ -578,7 +578,7 @@ def test_the_real_files(name: str, samples: int, test: int, groups: dict[str, in
     assert isinstance(data, Dataset)
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "data.md"
 
 
 def test_commands_on_the_page_work(

@@ -30,7 +30,7 @@ from comity.core.traits import LEAVES
 from comity.deploy.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+POLICY = (ROOT / "docs" / "reference" / "site-policy.md").read_text(encoding="utf-8")
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
 
 
@@ -54,10 +54,14 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-@pytest.mark.parametrize("page", ["docs/deploy.md", "README.md"])
+@pytest.mark.parametrize(
+    "page", ["how-to/deploy.md", "how-to/commands.md", "tutorials/real-sites.md"]
+)
 def test_commands_exist(page: str) -> None:
     fenced = re.findall(
-        r"```(?:text|sh)?\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL
+        r"```(?:text|sh)?\n(.*?)```",
+        (ROOT / "docs" / page).read_text(encoding="utf-8"),
+        flags=re.DOTALL,
     )
     commands_on_page = [words for block in fenced for words in commands(block)]
     assert sum(words[0] == "deploy" for words in commands_on_page) >= 7
@@ -67,7 +71,7 @@ def test_commands_exist(page: str) -> None:
 
 
 def test_every_rule_of_a_site_policy_is_explained() -> None:
-    table = PAGE.split("## Site policy reference")[1].split("\n## ")[0]
+    table = POLICY.split("\n## ")[0]
     rules = {
         name.replace("budget.", "budget_")
         for name in re.findall(
@@ -79,7 +83,7 @@ def test_every_rule_of_a_site_policy_is_explained() -> None:
 
 
 def test_defaults_of_a_site_policy_are_those_on_the_page() -> None:
-    table = PAGE.split("## Site policy reference")[1]
+    table = POLICY
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", table, flags=re.MULTILINE))
     policy = SitePolicy("north", Path())
     assert {name: rows[name] for name in ("rounds", "records")} == {

@@ -111,8 +111,10 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE)
     top = {
         "index.md",
-        "contributing.md",
-        "changelog.md",
+        "project/contributing.md",
+        "project/changelog.md",
+        "project/code-of-conduct.md",
+        "project/security.md",
     }  # made from files at the top of the project
     assert set(listed) == top | {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert len(listed) == len(set(listed))

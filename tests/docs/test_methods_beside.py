@@ -1,4 +1,4 @@
-"""docs/methods-beside.md is generated from saved curves, and gives a reason where two libraries
+"""docs/results/methods-beside.md is generated from saved curves, and gives a reason where two libraries
 differ.
 """
 

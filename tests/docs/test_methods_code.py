@@ -1,4 +1,4 @@
-"""docs/methods-code.md quotes the methods' source, and its earlier code is that of the commit."""
+"""docs/project/methods-code.md quotes the methods' source, and its earlier code is that of the commit."""
 
 from __future__ import annotations
 

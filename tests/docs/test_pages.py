@@ -23,7 +23,17 @@ def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", text(page), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("page", ["compare", "data", "lora", "reproduce", "watching", "your-data"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "how-to/compare",
+        "reference/data",
+        "how-to/lora",
+        "how-to/reproduce",
+        "how-to/watching",
+        "how-to/your-data",
+    ],
+)
 def test_commands_work(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
 ) -> None:
@@ -38,7 +48,7 @@ def test_commands_work(
 
 
 def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = blocks("reproduce", "toml")
+    (example,) = blocks("how-to/reproduce", "toml")
     path = tmp_path / "mine.toml"
     path.write_text(example, encoding="utf-8")
     assert papers.table(str(path)).rows[0].printed("avg") == (80.2, 0.5)
@@ -53,7 +63,8 @@ def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_example_of_a_patient() -> None:
-    (example,) = blocks("your-data", "python")
+    profile, example = blocks("how-to/your-data", "python")
+    exec(profile, {})
     *lines, last = example.strip().splitlines()
     space: dict[str, object] = {}
     exec("\n".join(lines), space)
@@ -63,7 +74,7 @@ def test_the_example_of_a_patient() -> None:
 
 
 def test_the_example_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = blocks("watching", "python")
+    (example,) = blocks("how-to/watching", "python")
     (tmp_path / "printer.py").write_text(example, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     words = "comity run fedavg --parties 2 --rounds 1 --model linear --track ./printer.py --out out"
@@ -89,7 +100,7 @@ def test_figures_of_trackers_are_those_on_the_page(tmp_path: Path) -> None:
             pass
 
     run("fedavg", parties=2, rounds=1, model="linear", metric="macro_f1", track=[Listener()])
-    table = text("watching").split("| figure |")[1].split("\n\n")[0]
+    table = text("how-to/watching").split("| figure |")[1].split("\n\n")[0]
     documented = set(re.findall(r"`(\w+/\w+)`", table))
     assert {
         name.replace("/p0", "/NAME") for name in received if not name.endswith("/p1")
@@ -97,12 +108,14 @@ def test_figures_of_trackers_are_those_on_the_page(tmp_path: Path) -> None:
 
 
 def test_every_dataset_is_on_the_page() -> None:
-    assert {str(row["name"]) for row in catalogue()} <= set(re.findall(r"`([\w-]+)`", text("data")))
+    assert {str(row["name"]) for row in catalogue()} <= set(
+        re.findall(r"`([\w-]+)`", text("reference/data"))
+    )
 
 
 def test_architecture_page_shows_the_source_of_fedavg() -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (root / "docs" / "concepts" / "architecture.md").read_text(encoding="utf-8")
     source = (root / "src" / "comity" / "algorithms" / "fedavg.py").read_text(encoding="utf-8")
     code = source[source.index("from typing import Generic") :].rstrip()
     assert f"```python\n{code}\n```" in page

@@ -23,7 +23,7 @@ PAGES = {
 
 
 def text(page: str) -> str:
-    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "reference" / "methods" / f"{page}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -30,7 +30,7 @@ def test_files_commands_and_calls_of_a_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = (DOCS / page).read_text(encoding="utf-8")
+    text = (DOCS / "how-to" / page).read_text(encoding="utf-8")
     files, commands, calls = 0, 0, 0
     names: dict[str, Any] = {}
     for kind, block in re.findall(
@@ -43,7 +43,7 @@ def test_files_commands_and_calls_of_a_page(
             Path(match[1]).write_text(block, encoding="utf-8")
             files += 1
         else:
-            exec(compile(block, f"docs/{page}", "exec"), names)
+            exec(compile(block, f"docs/how-to/{page}", "exec"), names)
             calls += 1
     counts, runs = PAGES[page]
     assert (files, commands, calls) == counts

@@ -40,14 +40,14 @@ from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
 TOLERANCE = 2.0**-23
 """Largest error of a mean per party, in units of the largest value (documented in
-docs/clusters.md).
+docs/how-to/clusters.md).
 
 The error of a sum of n floats, in any order, is below n · 2⁻²⁴ of what is added; this bounds the
 difference of two such sums.
 """
 TOLERANCE_THREE_ROUNDS = 1e-5
 """Largest difference of models after three rounds of four parties."""
-CLUSTERS = Path(__file__).parents[2] / "docs" / "clusters.md"
+CLUSTERS = Path(__file__).parents[2] / "docs" / "how-to" / "clusters.md"
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 SUMS: dict[str, Any] = {"engine": "process", "workers": 2, "partial_sums": True}
 
@@ -101,7 +101,7 @@ def test_every_averaging_method_is_close_to_loop(text: str, tmp_path: Path) -> N
 
 
 def test_documented_methods_support_partial_sums() -> None:
-    """Every method that docs/clusters.md lists supports partial sums."""
+    """Every method that docs/how-to/clusters.md lists supports partial sums."""
     page = CLUSTERS.read_text(encoding="utf-8")
     names_in_page = page.partition("only average the replies. These are ")[2].partition(".")[0]
     names = set(names_in_page.replace(" and ", ", ").replace("\n", " ").split(", "))

@@ -19,7 +19,8 @@ code: only at the first step of a round, with 0.02 α_i added to its gradient). 
 of v̄_i are its own, not mixed. A newcomer's v_i starts at the w it receives. PFLlib differs: v_i is
 trained by f_i(v_i) and replaced by the mixture after each round, and α_i starts at 1.
 Compared: different from PFLlib's, for the reasons above. With adaptive=false the same as fluke's,
-after v_i was given the gradient of Algorithm 1, which it lacks there. See docs/methods-beside.md.
+after v_i was given the gradient of Algorithm 1, which it lacks there. See
+docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ in each round; here the last core models of absent parties are used. BatchNorm's
 those of the party's own core model. A newcomer trains the mixture, with weights p_0, of the core
 models that it receives.
 Compared: the same as PFLlib's core models after PFLlib was changed to send them. Unchanged,
-PFLlib's curves are lower, but within chance. See docs/methods-beside.md.
+PFLlib's curves are lower, but within chance. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ the experiment's optimizer. κ and μ are the paper's for a network of this kind
 CNN), 1 and 0.1 with BatchNorm (its ResNet-18), 0.1 and 1 for a mean of word vectors (fastText).
 kappa=auto runs some rounds with each of κ = 0, 1, 5 and 50 and takes the best on validation
 samples.
-Compared: the same as PFLlib's, with init_mean=ema. See docs/methods-beside.md.
+Compared: the same as PFLlib's, with init_mean=ema. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

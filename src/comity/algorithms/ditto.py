@@ -11,7 +11,7 @@ kept = the personal model; steps = 2E epochs.
 Symbols: w = the global model; v_i = the personal model, which is deployed.
 Deviations: v_i is trained for the experiment's epochs, on the same batches as w_i. λ = 1 (the paper
 tunes {0.1, 1, 2}). The terms of wrappers for shared parameters apply to w_i only.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ without replacement: what that gains is accounted for as such. What looks at rec
 way than by being trained on them is refused: own steps, BatchNorm, losses that couple a batch,
 counts of labels.
 Compared: level=party is the same as Flower's clipping at the server, level=record as fluke's by
-Opacus, without noise; with noise both are within chance. See docs/methods-beside.md.
+Opacus, without noise; with noise both are within chance. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Mean logits are taken after local training, in evaluation mode. Classes that no 
 add nothing to the loss.
 Compared: the same as PFLlib's (distance=ce) after PFLlib was changed to compare softmax outputs, as
 the paper does, of the trained model, weighted by sample counts. HtFLlib's is within chance after
-the first of these changes. See docs/methods-beside.md.
+the first of these changes. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

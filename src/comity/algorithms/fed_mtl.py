@@ -24,7 +24,7 @@ what PFLlib runs under this name (the authors' code of LG-FedAvg and FedRep was 
 11ᵀ instead of I, and a single number instead of Ω. BatchNorm's statistics stay with the party. A
 newcomer starts at the mean of W and is regularised towards it.
 Compared: relation=surrogate gives the same as PFLlib's, whose regulariser has no gradient, so that
-it equals SOLO. See docs/methods-beside.md.
+it equals SOLO. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

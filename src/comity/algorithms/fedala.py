@@ -28,7 +28,7 @@ both ways; kept = the p highest layers and W_i; steps = E epochs, and one over s
 for W_i (more in a party's second round).
 Compared: the same as PFLlib's and fluke's after these were changed to measure as described here,
 and fluke's to give W_i as many epochs to converge. Unchanged, they differ. See
-docs/methods-beside.md.
+docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

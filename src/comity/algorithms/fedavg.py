@@ -11,7 +11,7 @@ Deviations: none. The paper has no BatchNorm; the experiment's setting `bn` says
 with it. all: running statistics are averaged, too (the default; better where labels differ).
 params_only: they stay at the party (better where inputs differ). none: FedBN. The table
 comity/batchnorm has the figures.
-Compared: the same as PFLlib's, Flower's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's, Flower's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

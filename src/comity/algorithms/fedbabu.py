@@ -18,7 +18,7 @@ drawn from one key and never sent.
 Deviations: τ_f = 10, as in PFLlib, at the experiment's learning rate. Newcomers fine-tune for the
 epochs that the experiment grants them. The terms of wrappers for shared parameters do not apply to
 fine-tuning.
-Compared: the same as PFLlib's and fluke's, before fine-tuning. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's, before fine-tuning. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

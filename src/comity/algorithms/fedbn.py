@@ -13,7 +13,7 @@ Symbols: kept = the names of BatchNorm layers, found by their type, never by a s
 Deviations: averages are weighted by sample counts, as in all methods here; the authors' code
 averages uniformly (the same for equal sizes). On a network without BatchNorm this is FedAvg bit for
 bit.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

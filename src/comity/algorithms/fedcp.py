@@ -24,7 +24,7 @@ paper's text, which defines the softmax, was not available.
 At a glance: personal = a head; exchanged = the body, a head and the policy's weights, both ways;
 kept = the own head; steps = E epochs.
 Compared: within chance of PFLlib's with a softmax instead of Gumbel's; on whole batches the same
-until rounding errors grow. See docs/methods-beside.md.
+until rounding errors grow. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

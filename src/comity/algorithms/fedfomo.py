@@ -24,7 +24,7 @@ the authors' code, not the printed text. That code takes the ℓ1 norm by defaul
 divides what it adds to P by |Σ w|. If no model is better, θ_i stays, as in the update and in the
 code; PFLlib continues from the trained model. PFLlib has no ε. BatchNorm's statistics are combined
 like the weights, but are not part of the norm. A newcomer gets M − 1 models at random.
-Compared: within chance of PFLlib's. See docs/methods-beside.md.
+Compared: within chance of PFLlib's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

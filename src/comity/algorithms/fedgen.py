@@ -22,7 +22,7 @@ round, λ = 1 and η_d = 0 (authors' code: λ = 10, decaying, η_d = 1, and a te
 prediction to that for its class). ε is normal as in the paper (both codes: uniform). Generated z
 pass heads in evaluation mode, so that BatchNorm statistics come from data only, and without a
 wrapper's offset.
-Compared: within chance of PFLlib's. See docs/methods-beside.md.
+Compared: within chance of PFLlib's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

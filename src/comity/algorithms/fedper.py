@@ -9,7 +9,7 @@ At a glance: personal = the head; exchanged = the body's weights, both ways; kep
 = E epochs.
 Symbols: W_B = the stages up to the cut; W_P = the head.
 Deviations: none.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ appendices, and all three codes were read.
 At a glance: personal = all weights; exchanged = mean representations of each class, and class
 counts up; kept = the whole model, and the server everybody's last prototypes; steps = E epochs.
 Compared: the same as PFLlib's, HtFLlib's and fluke's (weights=uniform), after their prototypes were
-changed to eq. 3's. See docs/methods-beside.md.
+changed to eq. 3's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ buffers nor private parameters.
 Deviations: the local solver is E epochs of SGD (the paper allows any inexact one). μ = 0.01 as in
 FedBN's experiments; the paper tunes it over {0.001, 0.01, 0.1, 1}.
 Compared: the same as PFLlib's and fluke's, and as Flower's with eq. 2's term; Flower's
-documentation prints norms for it, not their squares. See docs/methods-beside.md.
+documentation prints norms for it, not their squares. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Symbols: φ = the stages up to the cut, shared; h_i = the head, at the party.
 Deviations: the average is weighted by sample counts, as in all methods here (the paper's parties
 are of equal size). Ten head epochs are those of the paper's experiments; the body's epochs are the
 experiment's.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

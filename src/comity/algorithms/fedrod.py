@@ -18,7 +18,7 @@ Deviations: both are minimised at once, step by step. A class that a party lacks
 balanced softmax (log 0 = −∞), so its row of h^G stays as received. h^P_i starts equal to h^G. The
 variant whose h^P_i comes from a hypernetwork is not included. The terms of wrappers apply to the
 generic loss. If mr has a cut of its own behind the model's, the personal head begins there.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ At a glance: personal = all weights; exchanged = mean representations of each cl
 prototypes down; kept = the whole model, and the server what makes the prototypes; steps = E epochs,
 and S epochs over prototypes at the server.
 Compared: the same as HtFLlib's, after two changes: its prototypes are those of the round, and it
-takes no roots of negative numbers. See docs/methods-beside.md.
+takes no roots of negative numbers. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ gradient for both models. Personal models could have any architecture; here they
 one, and start equal to the copy. The terms of wrappers apply to CE in L_m. A newcomer's personal
 model starts at the w it receives.
 Compared: the same as PFLlib's after the differences above, except clipping, were removed.
-Unchanged, PFLlib's and HtFLlib's differ. See docs/methods-beside.md.
+Unchanged, PFLlib's and HtFLlib's differ. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ read for the equations, their code for CoV's layers and μ; the paper's text was
 At a glance: personal = the head; exchanged = the body's, the valve's and the embeddings' weights,
 both ways; kept = the head; steps = E epochs.
 Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same until rounding
-errors grow. See docs/methods-beside.md.
+errors grow. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ could not be checked.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the
 host keeps; steps = the host's.
 Compared: the same as Flower's Krum, and as its MultiKrum if all parties report equal sample counts,
-by which Flower weights them. See docs/methods-beside.md.
+by which Flower weights them. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Symbols: θ^l = the stages up to the cut, local; θ^g = the head, global.
 Deviations: no FedAvg warm-up before the split (optional in the authors' code); no unsupervised
 auxiliary losses.
 Compared: the same as PFLlib's and fluke's, and as HtFLlib's after it was changed to shuffle. See
-docs/methods-beside.md.
+docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ treated as weights are. The median of fewer than 3 replies is their mean and giv
 the run warns about it.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the
 host keeps; steps = the host's.
-Compared: the same as Flower's. See docs/methods-beside.md.
+Compared: the same as Flower's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

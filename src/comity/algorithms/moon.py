@@ -13,7 +13,7 @@ party's last one; the latter two are frozen, in evaluation mode.
 Deviations: the representation is taken at the network's cut; the paper adds a projection head of
 its own there. A party's first previous model is the one it receives. μ = 1 (the paper tunes {0.1,
 1, 5, 10}), τ = 0.5.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from w̃.
 At a glance: personal = one gradient step from the common model; exchanged = the weights, both ways;
 kept = nothing; steps = E epochs of two gradients (HF: four).
 Compared: within chance of PFLlib's, and of fluke's after its second step was changed to start at w,
-as in Algorithm 1, not at w̃. See docs/methods-beside.md.
+as in Algorithm 1, not at w̃. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 by default, wi
 changes. BatchNorm's statistics in w_i are those of θ_i.
 Compared: the same as PFLlib's after it was changed to evaluate θ_i, and as fluke's after two
 changes to match Algorithm 1: θ is regularised towards w_i (in fluke towards itself), and w_i is
-sent. See docs/methods-beside.md.
+sent. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ which is the same. 1e-10 is added to F_k, as in the authors' code. F_k is taken 
 BatchNorm's statistics are averaged by F_k^q. The paper tunes q to the data; FedUFO shows q = 2.
 At a glance: personal = nothing; exchanged = the weights, both ways, and a loss up; kept = nothing;
 steps = E epochs.
-Compared: the same as Flower's. See docs/methods-beside.md.
+Compared: the same as Flower's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

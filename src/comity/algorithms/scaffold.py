@@ -15,7 +15,7 @@ shared parameters only (neither buffers nor private parameters), so a party's pr
 trained by plain SGD.
 Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain SGD: momentum and
 Adam are refused.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ At a glance: personal = as the host; exchanged = as the host; kept = as the host
 v); steps = as the host.
 Compared: the same as Flower's and fluke's after these were changed to start with v = τ², as in
 Algorithm 2 (both: 0). Flower has Adam's bias correction; fluke also multiplies Δ by η, and its
-FedAvgM drops round 1. See docs/methods-beside.md.
+FedAvgM drops round 1. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ At a glance: personal = the whole model; exchanged = nothing; kept = the party's
 epochs.
 Symbols: F_i = the party's own model.
 Deviations: none.
-Compared: the same as PFLlib's and HtFLlib's. See docs/methods-beside.md.
+Compared: the same as PFLlib's and HtFLlib's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

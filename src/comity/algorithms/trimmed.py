@@ -15,7 +15,7 @@ at least the given share is tolerated, but at most to the median. The paper sets
 its experiments use 0.05 of 40 machines and 0.1 of 10, from memory, which could not be checked.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the
 host keeps; steps = the host's.
-Compared: the same as Flower's. See docs/methods-beside.md.
+Compared: the same as Flower's. See docs/results/methods-beside.md.
 """
 
 from __future__ import annotations

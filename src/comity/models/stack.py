@@ -213,7 +213,7 @@ def _both(size: Size) -> tuple[int, int]:
 
 WEIGHTS_PER_VALUE = 100
 """Convolutions with at most this many weights per output value of one image are faster in
-channels-last order (docs/performance.md).
+channels-last order (docs/results/performance.md).
 """
 
 

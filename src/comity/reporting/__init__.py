@@ -141,7 +141,7 @@ def build_sections(
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
     omitted = {"space"} if group.between_sites else set()
-    if group.site and not (group.solo and group.others):
+    if group.site and not (group.baseline and group.others):
         omitted |= {"gains"}  # a site has nothing to compare its figures with
     sections = []
     for name, title, build in builders:
@@ -162,6 +162,7 @@ def methods_to_map(group: Group, names: Sequence[str] | None) -> list[Method]:
     if names is not None:
         return [finished[name] for name in names if name in finished]
     ranked = [row.method for row in rank_methods(group)[0] if row.method.finished]
+    ranked = [m for m in ranked if not m.of_scikit_learn]  # they have no representations
     return [*[m for m in ranked if not m.alone][:3], *[m for m in ranked if m.alone]]
 
 

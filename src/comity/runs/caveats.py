@@ -172,14 +172,12 @@ def one_class_in_folds(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _never_predicted(summary: Mapping[str, Any], parties: Sequence[str], label: int) -> str:
-    areas: Mapping[str, float] = (summary.get("auc") or {}).get("per_party", {})
-    texts = sorted(f"{areas[party]:.1%}" for party in parties if party in areas)
-    ends = " to ".join(dict.fromkeys([*texts[:1], *texts[-1:]]))
-    hidden = f" under an AUC of {ends}" if texts else ""
+    # Without figures of the run, so that a comparison says it once for all its runs.
+    hidden = ", which an AUC does not show" if summary.get("auc") else ""
     return (
         f"At {join_names(parties)} the final model never predicts class"
         f" {_class_name(summary, label)}, which test samples are of: {RECALL[label]} is"
-        f" 0.0%{hidden}. {_advice(summary)}"
+        f" 0%{hidden}. {_advice(summary)}"
     )
 
 

@@ -16,7 +16,8 @@ from typing import Any
 from comity.errors import UsageError
 from comity.measure.cross_validation import FoldRun, cross_validated_gains, pooled_figures
 from comity.measure.gain import Gain
-from comity.metrics.metrics import METRICS, Metric, has_too_few
+from comity.metrics.metrics import ACCURACY, METRICS, Metric, has_too_few
+from comity.names import OWN_MODELS
 from comity.privacy.account import read_epsilon
 from comity.runs.caveats import one_class, one_class_in_folds
 from comity.runs.folder import RunFolder
@@ -120,9 +121,12 @@ def pool_summaries(
     """
     by_seed = {summary["seed"]: summary for summary in summaries}
     trained = not any(map(no_round_counted, summaries))
+    amounts = any(answers.amounts for answers in runs[0].answers.values())
+    # Where the label is a number, the block of accuracy has no figures.
+    names = {metric.name, *BLOCKS} - ({ACCURACY.name} if amounts else set())
     figures = {
         name: pooled_figures(runs, folds, METRICS[name])
-        for name in {metric.name, *BLOCKS}
+        for name in names
         if trained and by_seed[runs[0].seed].get(name)
     }
     pooled = []
@@ -172,6 +176,8 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[RunWarning]:
     of_folds = {text for summary in summaries for text in one_class(summary)}
     warnings = [warning for summary in summaries for warning in read_warnings(summary)]
     kept = dict.fromkeys(warning for warning in warnings if warning.text not in of_folds)
+    if summaries[0]["algorithm"] in OWN_MODELS:  # the advice is for methods
+        return list(kept)
     return [*kept, *(RunWarning("after", text) for text in one_class_in_folds(summaries))]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comity.metrics.metrics import METRICS
-from comity.studies.estimate import Estimate, Verdict
+from comity.studies.estimate import OVER_OWN_MODEL, Estimate, Verdict
 from comity.studies.method_summary import MethodSummary
 from comity.studies.party_verdicts import PartyVerdict, describe_folds
 from comity.studies.power import Power
@@ -71,7 +71,7 @@ def overall_verdict(
     folds: int = 1,
     samples: int = 0,
 ) -> OverallVerdict | None:
-    """Return the overall verdict; None if no method was compared with SOLO.
+    """Return the overall verdict; None if no method was compared with the baseline.
 
     Args:
         rows: The methods in which parties could take part.
@@ -103,8 +103,9 @@ def _helps(
     )
     among = f", the best of {methods} methods," if methods > 1 else ""
     what = METRICS[best.metric].title
+    alone = "each party's own model" if best.baseline == OVER_OWN_MODEL else "training alone"
     sentence = (
-        f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over training alone"
+        f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over {alone}"
         f" ({between})"
     )
     begin = (

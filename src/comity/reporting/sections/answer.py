@@ -48,7 +48,7 @@ from comity.spec import parse, split
 from comity.studies.against import HEADS, AgainstEach
 from comity.studies.compare import folder_name
 from comity.studies.compare_warnings import compare_steps
-from comity.studies.estimate import Estimate
+from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Estimate
 from comity.studies.method_summary import (
     MethodSummary,
     columns,
@@ -81,8 +81,8 @@ class Ranked(MethodSummary):
         return self.mean
 
 
-MATTER = ("over SOLO", "gained", "hurt")
-"""The columns of the ranking that compare with SOLO. A narrow screen shows them first."""
+MATTER = ("over SOLO", "over own model", "gained", "hurt")
+"""The columns of the ranking that compare with the baseline. A narrow screen shows them first."""
 IDEA = re.compile(r"Idea: (.*?)(?:\n\n|$)", re.DOTALL)
 TARGET = ("rounds to target", "bytes to target")
 AGAINST = "against"
@@ -169,7 +169,7 @@ def _add_outcome(
         section.blocks.append(Facts(_questions(verdict, group, finished, comparison, folder)))
     else:
         section.say(" ".join(sentences(group, finished)), "lead")
-    if group.site and not group.solo:
+    if group.site and not group.baseline:
         runs = shlex.quote(str(group.runs[0].folder.parent))
         section.say(
             "Only a comparison with training alone can show whether learning together helps this"
@@ -288,15 +288,21 @@ def _explain_columns(group: Group, target: float | None, requested: bool) -> str
     classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
     if len(classes) == TWO:
         about += f" Class 1 is {classes[1]!r}, class 0 {classes[0]!r}."
-    if group.solo and len(group.methods) > 1 and group.site:
+    over = "over SOLO: points more than by training alone"
+    if group.over == OVER_OWN_MODEL:
+        over = (
+            "over own model: points more than by each party's own model, the best of those that it"
+            " trains alone by cross-validation on its training samples"
+        )
+    if group.baseline and len(group.methods) > 1 and group.site:
         about += (
             " Over SOLO: points more than by training alone, with half of its 95% interval's width,"
             " paired over test samples."
         )
-    elif group.solo and len(group.methods) > 1:
+    elif group.baseline and len(group.methods) > 1:
         parties_text = "parties" if group.same_parties else "parties of every seed"
         about += (
-            " Over SOLO: points more than by training alone, mean over parties, with half of its"
+            f" {capitalize_first(over)}, mean over parties, with half of its"
             f" 95% interval's width. Gained, hurt: {parties_text} whose own interval excludes zero."
             f" Intervals are paired over test samples{correction_note(group)}."
         )
@@ -304,8 +310,8 @@ def _explain_columns(group: Group, target: float | None, requested: bool) -> str
         origin = "what the weakest method reaches"
         if requested:
             origin = "as asked"
-        elif group.solo and group.solo.finished:
-            origin = "what SOLO reaches"
+        elif group.baseline and group.baseline.finished:
+            origin = f"what {'SOLO' if group.over == OVER_SOLO else 'own models'} reaches"
         several = any(len(m.runs) > 1 for m in group.methods)
         seeds = "; of several seeds, those that get there are counted" if several else ""
         about += (
@@ -513,6 +519,7 @@ def rank_methods(group: Group, target: float | None = None) -> tuple[list[Ranked
             group.same_parties,
             count_choices(group),
             group.metric.name,
+            group.over,
         )
         reached_target = [] if target is None else _find_reached(method.finished, target)
         rows.append(Ranked(**vars(summary), method=method, reached=reached_target))
@@ -524,8 +531,8 @@ def _default_target(group: Group) -> float | None:
         m.name: [run.curve[max(run.curve)] for run in m.finished if run.curve]
         for m in group.methods
     }
-    if group.solo and final[group.solo.name]:
-        return statistics.fmean(final[group.solo.name])
+    if group.baseline and final[group.baseline.name]:
+        return statistics.fmean(final[group.baseline.name])
     lines = {name: {0: statistics.fmean(values)} for name, values in final.items() if values}
     return common_target(lines) if len(lines) > 1 else None
 
@@ -573,7 +580,7 @@ def _ranking_cells(
         return {"method": row.method.name, group.metric.title: state}
     cells = row.cells(len(row.figure) > 1, optional) | {"method": row.method.name}
     omitted: set[str] = set()
-    if group.solo is None or len(group.methods) == 1:
+    if group.baseline is None or len(group.methods) == 1:
         omitted.update(MATTER)
     if group.site:  # a site knows no other party, and the time is the server's
         omitted.update(("gained", "hurt", "worst", "time"))

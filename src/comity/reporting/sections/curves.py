@@ -246,7 +246,7 @@ def _by_bytes(data: Data, group: Group, alt: str, byte_counts: list[float]) -> C
         "layer": [*layers, solo_line],
     }
     box = log_checkbox(x, *(("layer", k, "encoding", "x") for k in range(len(layers))))
-    if group.solo:
+    if group.baseline:
         alt += " Training alone, which sends nothing in its rounds: the dashed line."
     return Chart(
         f"{group.metric.name}-by-bytes",

@@ -28,7 +28,7 @@ def plain_models(rows: Sequence[MethodSummary]) -> str:
     if not own:
         return ""
     best = max(own, key=lambda row: row.goodness)
-    joint = best_on_average([row for row in rows if row not in own])
+    joint = best_on_average([row for row in rows if row not in own and row.algorithm != "solo"])
     others = [row for row in rows if row.algorithm == "solo" or (joint and row is joint[0])]
     beside = [f"{row.algorithm} {row.mean:.1%}" for row in others if row.mean is not None]
     text = f"{best.algorithm} has {best.mean:.1%}, on average over parties"
