@@ -9,7 +9,7 @@ from typing import Any, Literal
 from comity.names import display_name
 from comity.studies.advise.race import SOLO, Race
 from comity.studies.estimate import Estimate
-from comity.studies.power import more_samples
+from comity.studies.power import Power
 from comity.text import join_names
 
 Kind = Literal["use", "equal", "alone", "cannot tell"]
@@ -179,10 +179,13 @@ def _equal(race: Race, best: str, against: Mapping[str, Estimate]) -> list[str]:
 
 def _needed(gain: Estimate, samples: int) -> str:
     """Say how many more samples a clear answer would take."""
-    more = more_samples(gain, samples)
-    if more is None:
+    power = Power.of(gain, samples)
+    if power is None or power.more_samples is None:
         return "More test samples alone would probably not settle it."
-    return f"About {more:,} more test samples, of all parties together, would probably settle it."
+    return (
+        f"About {power.more_samples:,} more test samples, of all parties together, would probably"
+        " settle it."
+    )
 
 
 def names_of(methods: Sequence[str]) -> str:
