@@ -7,12 +7,13 @@ import re
 import shlex
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from harness import comity as run_command
 
 import comity
-from comity.runs.tables import TABLES
+from comity.runs.tables import TABLES, Table
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -48,8 +49,8 @@ def names_below(heading: str) -> set[str]:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_every_column_is_explained(table: object) -> None:
-    assert names_below(table.name) == set(table.columns)  # type: ignore[attr-defined]
+def test_every_column_is_explained(table: Table[Any]) -> None:
+    assert names_below(table.name) == set(table.columns)
 
 
 def test_every_file_and_key_of_a_run_is_explained(tmp_path: Path) -> None:
