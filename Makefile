@@ -5,15 +5,17 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: audit demo demo-sites five check quick test test-long soak mutants docs test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
+.PHONY: audit demo demo-sites five check quick test test-long soak mutants docs package test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
 
 # pip's output goes to $(VENV)/install.log and is shown only if a step fails.
 $(VENV)/ready: pyproject.toml constraints.txt
 	@PYTHON=$(PYTHON) sh scripts/install.sh $(VENV) dev
 	@touch $@
 
+# Anew each time; `comity demo` itself goes on after an interruption.
 demo: $(VENV)/ready
-	@sh examples/demo.sh $(BIN)/comity
+	@rm -rf demo
+	@$(BIN)/comity demo --out demo
 
 # The five methods beside SOLO and FedAvg, three seeds: about seven minutes.
 five: $(VENV)/ready
@@ -68,6 +70,12 @@ docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/site/check.py build/site
 
+# The source distribution and the wheel in dist/, and what PyPI would refuse of them (RELEASING.md).
+package: $(VENV)/ready
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 # The report's page in Chromium; apart, since not everyone has one.
 test-browser: $(VENV)/ready
 	@sh tests/browser/prepare.sh $(BIN)
@@ -106,9 +114,11 @@ bench: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python machine.py && ../$(BIN)/python overhead.py && ../$(BIN)/python methods.py
 	cd benchmarks && ../$(BIN)/python scale.py personal && ../$(BIN)/python checkpoints.py
 
-# Seconds and memory from ten parties to ten thousand, and the picture in docs/results/performance.md.
+# Seconds and memory from ten parties to ten thousand, and the picture in docs/results/performance.md; then a cohort of 1,000 of
+# up to a hundred thousand.
 bench-scale: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python scale.py parties --plot ../docs/results/scale.svg
+	cd benchmarks && ../$(BIN)/python scale.py cohort
 
 # Ray beside the process engine, and with up to a hundred thousand parties: about a quarter of an hour.
 bench-ray: $(VENV)/ray-ready

@@ -429,7 +429,7 @@ RELEASES = [
     Mutant(
         "two processes write to the ledger at once",
         "comity/deploy/site_ledger.py",
-        "            fcntl.flock(file, fcntl.LOCK_EX)\n            if file.seek",
+        "            lock_file(file)\n            if file.seek",
         "            if file.seek",
         f"{BUDGET}::test_the_ledger_is_locked_while_it_is_written",
     ),

@@ -4,6 +4,8 @@
     python benchmarks/scale.py personal [--rounds 7]
     # linear models, 10 to 10,000 parties, all of them and a tenth
     python benchmarks/scale.py parties [--rounds 5] [--plot FILE]
+    # a cohort of 1,000 of up to 100,000 parties, by processor time
+    python benchmarks/scale.py cohort [--rounds 10]
 
 Each federation lives in a process of its own (with two workers), and they take turns round by
 round. Seconds are those of training and aggregation. Memory is the proportional set size (pages
@@ -23,6 +25,7 @@ from typing import Any
 
 PERSONAL = ("fedper", "fedavg+dbe", "ditto")
 COUNTS = (10, 30, 100, 300, 1000, 3000, 10000)
+COHORT, FEDERATIONS = 1000, (1000, 10_000, 100_000)
 
 
 class Child:
@@ -171,6 +174,71 @@ def parties(rounds: int, path: Path | None) -> None:
         path.write_bytes(plot(rows))
 
 
+def cohort(rounds: int) -> None:
+    """Linear models of 16 numbers, 1,000 parties in a round: seconds of one processor for each
+    part. The final evaluation has all metrics.
+    """
+    print(f"{'parties':>9}{'arrays':>9}{'prepare':>9}{'a round':>9}{'evaluate all':>14}{'MB':>7}")
+    for count in FEDERATIONS:
+        ask = [sys.executable, __file__, "one", json.dumps({"parties": count, "rounds": rounds})]
+        subprocess.run(ask, check=True)
+
+
+def one(parties: int, rounds: int) -> None:
+    """A row of `cohort`, in a process of its own."""
+    import gc
+
+    import torch
+
+    from comity import Federation
+    from comity.engines.allocator import keep_freed_memory
+    from comity.runs import config
+    from comity.runs.build import prepare
+    from comity.runs.evaluation import evaluate
+    from comity.runs.server_run import Quiet
+
+    torch.set_num_threads(1)
+    draw = torch.Generator().manual_seed(1)
+    times = [time.process_time()]
+
+    def lap() -> float:
+        times.append(time.process_time())
+        return times[-1] - times[-2]
+
+    def samples(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(count, 16, generator=draw), torch.arange(count) % 3
+
+    data = {f"p{i}": (samples(10), samples(3)) for i in range(parties)}
+    lap()
+    federation = Federation.from_arrays(data, validation=0.0, classes=3)
+    from_arrays = lap()
+    settings = {"algorithm": "fedavg", "model": "linear", "batch": 10, "engine": "stacked"}
+    settings |= {"workers": 1, "rounds": rounds, "participation": COHORT / parties}
+    job = prepare(config.experiment(settings), federation)
+    prepared = lap()
+    gc.freeze()
+    keep_freed_memory()
+    engine = job.engine()
+    server = job.server(engine, Quiet())
+    server.begin(0)
+    s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), server)
+    seconds = []
+    for t in range(1, rounds + 1):
+        server.begin(t)
+        lap()
+        s = job.algorithm.round(s, server, t)
+        seconds.append(lap())
+        server.ledger.take()
+    evaluate(job, server, engine, s, final=True)
+    evaluated = lap()
+    print(
+        f"{parties:9,}{from_arrays:9.2f}{prepared:9.2f}{statistics.median(seconds):9.2f}"
+        f"{evaluated:14.2f}{_proportional(_pid()):7.0f}",
+        flush=True,
+    )
+    engine.close()
+
+
 def plot(rows: list[dict[str, float]]) -> bytes:
     """Two log-log panels as SVG: seconds of a round and memory against parties."""
     from comity.charts.chart import Chart, Data
@@ -206,13 +274,17 @@ def plot(rows: list[dict[str, float]]) -> bytes:
 
 def main() -> None:
     cli = argparse.ArgumentParser()
-    cli.add_argument("what", choices=["personal", "parties", "child"])
+    cli.add_argument("what", choices=["personal", "parties", "cohort", "child", "one"])
     cli.add_argument("settings", nargs="?")
     cli.add_argument("--rounds", type=int, default=7)
     cli.add_argument("--plot", type=Path)
     args = cli.parse_args()
     if args.what == "child":
         child(json.loads(args.settings))
+    elif args.what == "one":
+        one(**json.loads(args.settings))
+    elif args.what == "cohort":
+        cohort(args.rounds)
     elif args.what == "personal":
         personal(args.rounds)
     else:

@@ -19,7 +19,18 @@ PAGES = {
     "SECURITY.md": "project/security.md",
     "CODE_OF_CONDUCT.md": "project/code-of-conduct.md",
 }
-FILES = ("examples/first-steps.ipynb", "LICENSE")
+FILES = (
+    "examples/first-steps.ipynb",
+    "examples/hospital_tables.py",
+    "examples/sensors.py",
+    "examples/writers.py",
+    "examples/text_lora.py",
+    "examples/public_encoder.py",
+    "examples/peer_to_peer.py",
+    "examples/private.py",
+    "examples/at_sites.py",
+    "LICENSE",
+)
 """What pages link to and is no page: it lies in the site as it is."""
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
@@ -29,7 +40,7 @@ def moved(target: str, at: str) -> str:
     name = posixpath.normpath(
         posixpath.join(posixpath.dirname(at), target)
     )  # from the top of the project
-    if name not in PAGES and not name.startswith("docs/"):
+    if name not in (*PAGES, *FILES) and not name.startswith("docs/"):
         return target  # mkdocs complains about what it cannot find
     new = PAGES.get(name, name.removeprefix("docs/"))
     here = PAGES.get(at, at.removeprefix("docs/"))

@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from comity.auditing.audit import audit
-    from comity.calls import compare, leave_one_out, profile, run, tune
+    from comity.calls import advise, compare, leave_one_out, profile, run, tune
     from comity.data import Dataset, Federation, load
     from comity.errors import ComityError, UsageError
     from comity.metrics.custom_metrics import metric
     from comity.reading import disclose, open, report
     from comity.runs.result import Result
+    from comity.studies.advise.advise import Advice
     from comity.studies.finished import Comparison, Tuning
     from comity.studies.leave_one_out import Effect
 
 __all__ = [
+    "Advice",
     "ComityError",
     "Comparison",
     "Dataset",
@@ -40,6 +42,7 @@ __all__ = [
     "Tuning",
     "UsageError",
     "__version__",
+    "advise",
     "audit",
     "compare",
     "disclose",
@@ -55,6 +58,7 @@ __all__ = [
 __version__: str
 
 _MODULES = {
+    "Advice": "comity.studies.advise.advise",
     "ComityError": "comity.errors",
     "Comparison": "comity.studies.finished",
     "Dataset": "comity.data",
@@ -63,6 +67,7 @@ _MODULES = {
     "Result": "comity.runs.result",
     "Tuning": "comity.studies.finished",
     "UsageError": "comity.errors",
+    "advise": "comity.calls",
     "audit": "comity.auditing.audit",
     "compare": "comity.calls",
     "disclose": "comity.reading",

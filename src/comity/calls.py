@@ -1,4 +1,4 @@
-"""The calls that run experiments: `comity.run`, `compare`, `tune` and `leave_one_out`; and
+"""The calls that run experiments: `comity.run`, `compare`, `tune`, `advise` and `leave_one_out`; and
 `comity.profile`, which looks at the data.
 
 `run` has a keyword for each setting of `comity.runs.config.Experiment`, with its type and default.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +25,7 @@ from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
 from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.progress import ProgressFactory, show_progress
+from comity.runs.auto_model import resolve_auto_model
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
@@ -42,6 +44,9 @@ from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
+from comity.studies.advise import advise as advising
+from comity.studies.advise.advise import Advice
+from comity.studies.advise.race import Rule
 from comity.studies.cross_validation import fold_seeds
 from comity.studies.finished import Comparison, Tuning, open_comparison
 from comity.studies.method_settings import take_solo
@@ -170,7 +175,8 @@ def run(
         resume: continue the run in the folder `out`
         progress: True shows a progress line, False shows none, None shows one in notebooks only; or
             an object with the methods of `Progress`
-        track: trackers that log the run: "tensorboard", "mlflow", a ./file.py or a `Tracker`
+        track: trackers that log the run: "tensorboard", "mlflow", "wandb", a ./file.py or a
+            `Tracker`
         record_messages: keep every message for `comity.audit`; all parties then run in one process
         data: dataset name, or path to your own data; default: digits. A given federation fixes this
             setting
@@ -262,7 +268,10 @@ def run(
     if out is None and any(isinstance(tracker, str) for tracker in track):
         raise UsageError("Trackers write beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
-    job = prepare(experiment, federation_of(experiment, federation), custom_model)
+    tested = federation_of(experiment, federation)
+    experiment, reason = resolve_auto_model(experiment, tested)
+    job = prepare(experiment, tested, custom_model)
+    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)
     temporary, folder = _run_folder(out)
@@ -298,6 +307,7 @@ def compare(
     reference: str | None = None,
     folds: int = 1,
     repeats: int = 1,
+    plain: str = "auto",
     **settings: Unpack[Settings],
 ) -> Comparison:
     """Compare methods, and SOLO, on the same data.
@@ -326,6 +336,10 @@ def compare(
         folds: number of folds of cross-validation, in place of `seeds` and `test`: each method runs
             once per fold, and every sample of a party is tested on once; 1 for none
         repeats: number of repeats of cross-validation, with other folds and starts
+        plain: plain models that each party also trains alone, with scikit-learn: "linear",
+            "boosting", "linear,boosting" or "none"; "auto": both on tables. Gains are then over the
+            best of these and SOLO, which each party chooses by cross-validation on its training
+            samples.
         settings: settings of `comity.run`. Options of methods are also accepted as keywords at run
             time, but type checkers know them only in `set`; each goes to the methods that have it.
 
@@ -367,6 +381,7 @@ def compare(
             record_messages,
             equal_steps,
             reference,
+            plain,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)
@@ -440,6 +455,90 @@ def tune(
     if trials.unequal_steps:
         warnings.warn(escape_terminal(trials.unequal_steps), stacklevel=2)
     return Tuning(folder, algorithm, trials, temporary)
+
+
+def advise(
+    federation: Federation | None = None,
+    *,
+    methods: Sequence[str] | None = None,
+    folds: int = 4,
+    margin: float = 1.0,
+    max_bytes: float | None = None,
+    budget_time: float | None = None,
+    max_hurt: int | None = None,
+    out: str | Path | None = None,
+    progress: bool | ProgressFactory | None = None,
+    jobs: int | Literal["auto"] = 1,
+    **settings: Unpack[Settings],
+) -> Advice:
+    """Find the method to use on a federation, or that the parties should stay alone.
+
+    Methods race on out-of-fold samples: all run half of their rounds, and the best go on.
+
+    Args:
+        federation: the parties and their data; default: built from `data`, `partition` and
+            `parties`
+        methods: the methods to try; `"all"` stands for all; default: a dozen usual ones
+        folds: folds of each party's samples
+        margin: differences below it do not matter, in points
+        max_bytes: the most bytes that the final run may send
+        budget_time: how many seconds the race may take
+        max_hurt: the most parties that may clearly be hurt
+        out: folder of the race; the same call continues an interrupted race there. Default: a
+            temporary folder
+        progress: as in `comity.compare`
+        jobs: number of runs in parallel, as in `comity.compare`
+        settings: settings of `comity.run`, and options of the methods as in `comity.compare`
+
+    Returns:
+        The verdict, the race behind it, and what each method costs.
+
+    Raises:
+        UsageError: a name or a value is wrong. Nothing was started.
+        ComityError: a run failed.
+
+    Examples:
+        >>> import comity
+        >>> fed = comity.load("digits").partition("iid", parties=3, seed=0)
+        >>> advice = comity.advise(fed, methods=["fedavg"], rounds=2, model="linear", folds=2)
+        >>> advice.verdict.kind in ("use", "alone", "cannot tell")
+        True
+    """
+    job_count = parse_jobs(jobs)
+    if "test" in settings:
+        raise UsageError("advise tests by cross-validation: leave out test, and give folds.")
+    if not isinstance(folds, int) or isinstance(folds, bool) or folds < 2:
+        raise UsageError(f"folds is a whole number from 2 on, not {folds!r}.")
+    if not 0 < margin < 100:
+        raise UsageError(f"margin is a number of points between 0 and 100, not {margin!r}.")
+    names = None if methods is None else _check_methods(methods)
+    algorithms = [name for name in names or () if name != "all"] or ["fedavg"]
+    base, custom_model = _experiment(advise, algorithms, federation, **settings)
+    base = base.but(test=f"folds({folds})")
+    temporary, folder = _run_folder(out)
+    with show_progress(progress, 1, job_count) as progress_for:
+        advice = advising.advise(
+            base,
+            folder,
+            progress_for,
+            _warn,
+            names,
+            federation,
+            custom_model,
+            job_count,
+            replace(Rule(), margin=margin / 100),
+            advising.default_prior(),
+            max_bytes,
+            budget_time,
+            max_hurt,
+            {
+                name: value
+                for name, value in settings.items()
+                if isinstance(value, str | int | float)
+            },
+        )
+    del temporary  # a temporary folder must exist until here
+    return advice
 
 
 def leave_one_out(

@@ -143,8 +143,9 @@ OPTIONS = _by_synonym(
         "--out DIR": "output out-dir output-dir save-dir save o results log-dir logdir save-path",
         "--optimizer 'sgd(momentum=0.9)'": "momentum",
         "--optimizer 'sgd(decay=1e-4)'": "weight-decay wd l2",
-        "--track tensorboard": "tensorboard tb wandb logger",
+        "--track tensorboard": "tensorboard tb logger",
         "--track mlflow": "mlflow",
+        "--track wandb": "wandb weights-and-biases",
         "--record-messages": "tape record recording messages",
     }
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
+import platform
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,6 +56,20 @@ def available_memory() -> int | None:
     if not free and (total := total_memory()) is not None:
         free.append(total // 2)
     return min(free, default=None)
+
+
+def can_fork() -> bool:
+    """Return whether this system can fork processes, which Windows cannot."""
+    return "fork" in multiprocessing.get_all_start_methods()
+
+
+def processor() -> str:
+    """Return the model name of the processor; the kind of machine, as in x86_64, if unknown."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        name = next(line for line in lines if line.startswith("model name"))
+        return " ".join(name.partition(":")[2].split()) or platform.machine()
+    return platform.processor() or platform.machine()
 
 
 PR_SET_PDEATHSIG = 1  # as in prctl.h

@@ -1,4 +1,4 @@
-"""Names of methods in tables, charts and messages."""
+"""Names of methods and models in tables, charts and messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from comity.plugins import is_code
-from comity.spec import parse, split
+from comity.spec import Value, parse, split
+
+PLAIN = {"linear": "plain-linear", "boosting": "plain-boosting"}
+"""The plain models that parties of a comparison train alone, by the value of `--plain`."""
+OWN_MODEL = "own-model"
+"""In a comparison, each party's best model of its own."""
+OWN_MODELS = (*PLAIN.values(), OWN_MODEL)
+"""Rows of a comparison that are no methods of their own: nothing is exchanged, and scikit-learn
+trains.
+"""
 
 
 def display_name(algorithm: str) -> str:
@@ -15,3 +24,16 @@ def display_name(algorithm: str) -> str:
     return "+".join(
         str(replace(s, name=Path(s.name).stem if is_code(s.name) else s.name)) for s in specs
     )
+
+
+def display_model(model: str) -> str:
+    """Return the setting `model` for display: files are named without their folders."""
+    spec = parse(model)
+    name = Path(spec.name).name if is_code(spec.name) else spec.name
+    options = {key: _without_folder(value) for key, value in spec.options.items()}
+    return str(replace(spec, name=name, options=options))
+
+
+def _without_folder(value: Value) -> Value:
+    is_path = isinstance(value, str) and Path(value).is_absolute()
+    return Path(str(value)).name if is_path else value

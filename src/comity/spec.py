@@ -197,7 +197,8 @@ def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
 def bind_options(spec: Spec, function: Callable[..., Any], fixed: int) -> dict[str, Any]:
     """The values of a spec as keyword arguments of a function, converted as its signature says.
 
-    The first `fixed` parameters of the function are not options. Raises as `call` does.
+    The first `fixed` parameters of the function are not options. An option without an annotation
+    gets the value as it was parsed. Raises as `call` does.
     """
     kinds = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters.values())[fixed:]
@@ -218,4 +219,7 @@ def bind_options(spec: Spec, function: Callable[..., Any], fixed: int) -> dict[s
         raise UsageError(
             f"{spec.name} needs {' and '.join(missing)}, as in {spec.name}({missing[0]}=...)."
         )
-    return {n: coerce(f"{n} of {spec.name}", v, kinds[n]) for n, v in values.items()}
+    return {
+        name: coerce(f"{name} of {spec.name}", value, kinds[name]) if name in kinds else value
+        for name, value in values.items()
+    }

@@ -15,7 +15,7 @@ from browser import KINDS, Open, OpenPage, open_page
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
+SECTIONS = ["answer", "methods", "curves", "gains", "data", "space", "wire", "again"]
 METHODS = ["solo", "fedavg", "fedavg+dbe", "fed-sps", "adcol"]
 VISIBLE_CHARTS = '[...document.querySelectorAll(".chart")].filter(c => !c.closest("[hidden]"))'
 TRUNCATED_CHARTS = (

@@ -231,3 +231,29 @@ def test_folded_parts_are_printed(chromium: Browser, pages: dict[str, Path]) -> 
             "parts are not folded again after printing"
         )
         it.settle()
+
+
+# The first screen.
+
+ANSWER_HEIGHT = "() => document.querySelector('section[data-part=answer]').getBoundingClientRect()"
+A4 = (186, 273)
+"""The part of a page in millimetres inside margins of 12."""
+PIXELS = 96 / 25.4
+
+
+def test_the_answer_fits_one_screen(chromium: Browser, pages: dict[str, Path]) -> None:
+    with open_page(chromium, pages["heart"], 1400, height=900) as it:
+        assert it.page.evaluate(ANSWER_HEIGHT)["bottom"] <= 900
+        shown = it.page.locator("section[data-part=answer] dt").all_inner_texts()
+        assert shown[0] == "Does collaborating help?"
+        assert shown[-1] == "What to do next?"
+
+
+def test_the_answer_fits_one_printed_page(chromium: Browser, pages: dict[str, Path]) -> None:
+    width, height = (round(side * PIXELS) for side in A4)
+    with open_page(chromium, pages["heart"], width) as it:
+        it.page.emulate_media(media="print")
+        assert it.page.evaluate(ANSWER_HEIGHT)["bottom"] <= height
+        after = "() => getComputedStyle(document.querySelector('[data-part=answer]')).breakAfter"
+        assert it.page.evaluate(after) == "page"
+        assert not it.page.locator(".methods input").first.is_visible()

@@ -66,3 +66,13 @@ def test_folder_that_cannot_be_created() -> None:
 def test_setting_in_brackets_is_named_as_one() -> None:
     message = one_sentence(comity("run", "fedper(lr=0.1)"), 2)
     assert "lr is no option of fedper, but a setting of the run: --lr 0.1." in message
+
+
+def test_method_without_a_part_is_told_which(tmp_path: Path) -> None:
+    file = tmp_path / "partly.py"
+    source = OWN.format("pass").replace("(FedAvg)", "(AveragedModel[Params])")
+    source = source.replace("import FedAvg", "import AveragedModel")
+    file.write_text(source, encoding="utf-8")
+    message = one_sentence(comity("run", file, *SMALL), 2)
+    assert "cannot be built: " in message
+    assert "newcomer_state (The state of a newcomer whose warm-up ended at `theta`)" in message

@@ -43,6 +43,7 @@ MISTAKES = {
     "run fedavg --config x.toml": "comity run FILE.toml",
     "run fedprox --mu 0.1": "--set mu=VALUE",
     "run fedprox mu=0.1": "--set mu=0.1",
+    "tune fedprox --grid lr=0.1 mu=0.1,1": "--grid mu=0.1,1",
     "run fedprox --set mu 0.1": "--set mu=0.1",
     "run fedavg --rund 3": "--rounds",
     "run": "comity run fedavg",

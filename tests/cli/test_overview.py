@@ -12,6 +12,7 @@ from comity.cli import (  # noqa: F401  (each module adds commands)
     catalogue,
     check,
     data,
+    demo,
     deploy,
     finished_runs,
     papers,

@@ -12,7 +12,7 @@ import pytest
 from harness import OWN as OWN_METHOD
 from harness import comity, one_sentence, succeed
 
-from comity import papers
+from comity import machine, papers
 from comity.errors import ComityError, UsageError
 from comity.papers import Column, MethodRow, reproduce
 from comity.papers.cells import Cell, Figure
@@ -339,13 +339,18 @@ def test_joined_parts_equal_the_whole(own: Path, result_pages: Path, tmp_path: P
     seconds = {"a": 1.5, "b": 20.3, "c": 300.1}
     for name, run_seconds in seconds.items():
         result = parts / name / "result.json"
-        replace(read(result), seconds=run_seconds).write(result)
+        assert read(result).processors == machine.processor()
+        part_on_other = replace(read(result), processors="A processor of another kind")
+        part = part_on_other if name == "b" else read(result)
+        replace(part, seconds=run_seconds).write(result)
     (path,) = (result_pages / "data").glob("*.json")
     before = read(path).seconds
     succeed("reproduce", parts, "--table", "--join", "--out", result_pages)
     together, once = read(path), read(whole / "result.json")
     assert together.command.count(" && ") == 3
     assert together.seeds == [0, 1, 2]
+    assert together.processors == f"{machine.processor()} and A processor of another kind"
+    assert f" on {together.processors}." in together.origin
     assert together.settings == once.settings
     assert format_cells(together.cells) == format_cells(once.cells)
     assert verdicts(together.table, together.cells, False) == verdicts(
@@ -353,6 +358,17 @@ def test_joined_parts_equal_the_whole(own: Path, result_pages: Path, tmp_path: P
     )
     assert together.seconds == pytest.approx(before + sum(seconds.values()), abs=1e-6)
     assert not together.stale()
+
+
+def test_a_part_of_an_earlier_version_has_no_processor(result_pages: Path, tmp_path: Path) -> None:
+    (path,) = (result_pages / "data").glob("*.json")
+    later = read(tmp_path / "first" / "result.json")
+    replace(read(path), processors="", command="earlier").write(path)
+    assert " on " not in read(path).origin
+    (tmp_path / "other").mkdir()
+    later.write(tmp_path / "other" / "result.json")
+    succeed("reproduce", tmp_path / "other", "--table", "--join", "--out", result_pages)
+    assert read(path).processors == f"a processor that was not recorded and {machine.processor()}"
 
 
 def test_without_join_new_results_replace_the_old(

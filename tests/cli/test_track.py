@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -255,7 +256,11 @@ def test_unknown_and_uninstalled_trackers_are_refused(
         comity("run", "fedavg", *SMALL, "--track", "./none.py"), 2
     )
     monkeypatch.setattr(track, "find_spec", lambda name: None)
-    for name, display_name in (("tensorboard", "TensorBoard"), ("mlflow", "MLflow")):
+    for name, display_name in (
+        ("tensorboard", "TensorBoard"),
+        ("mlflow", "MLflow"),
+        ("wandb", "Weights & Biases"),
+    ):
         message = one_sentence(
             comity("run", "fedavg", *SMALL, "--track", name, "--out", tmp_path / "out"), 2
         )
@@ -425,3 +430,103 @@ def test_an_unreachable_store_does_not_stop_the_run(
     )
     assert "Warning" not in result.err
     assert summary(tmp_path / "fedavg" / "seed-0")["rounds"] == 2
+
+
+# --- Weights & Biases ---------------------------------------------------------------------------------------------------
+
+
+def wandb_records(folder: Path) -> list[Any]:
+    """The records of the only log in a run's folder."""
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    (file,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
+    store, records = DataStore(), []
+    store.open_for_scan(str(file))
+    while data := store.scan_data():
+        record = Record()
+        record.ParseFromString(data)
+        records.append(record)
+    return records
+
+
+def wandb_log(folder: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]], int | None]:
+    """The id, the config, the history and the exit code in the only log of a run's folder."""
+    records = wandb_records(folder)
+    (run,) = [record.run for record in records if record.HasField("run")]
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
+    history = [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
+        for record in records
+        if record.HasField("history")
+    ]
+    ends = [record.exit.exit_code for record in records if record.HasField("exit")]
+    return run.run_id, config, history, ends[-1] if ends else None
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of Weights & Biases, and a home of its own for its caches."""
+    pytest.importorskip("wandb")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_logs_each_round_offline(tmp_path: Path) -> None:
+    out, reference = tmp_path / "out", Memory()
+    library.run("fedavg", out=out, track=["wandb", reference], **SETTINGS)
+    _, config, history, exit_code = wandb_log(out)
+    assert (config["algorithm"], config["rounds"], exit_code) == ("fedavg", 4, 0)
+    rounds = [(t, figures) for kind, t, figures in reference.events[1:-1] if kind == "round"]
+    assert [line["_step"] for line in history] == [t for t, _ in rounds] == [0, 2, 4]
+    for line, (_, figures) in zip(history, rounds, strict=True):
+        assert {name: line[name] for name in figures} == pytest.approx(figures)
+    assert not [path for path in out.rglob("*") if path.is_symlink()]
+    assert library.open(out).summary == summary(out), "a folder with links would be refused"
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_resumes_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    stop_run(out, 3, monkeypatch, track=["wandb"])
+    run, _, history, exit_code = wandb_log(out)
+    assert ([line["_step"] for line in history], exit_code) == ([0, 2], 1)
+    library.run("fedavg", out=out, resume=True, track=["wandb"], **SETTINGS)
+    again, _, history, exit_code = wandb_log(out)
+    assert again == run
+    assert ([line["_step"] for line in history], exit_code) == ([0, 2, 4], 0)
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_logs_every_run_of_a_comparison(tmp_path: Path) -> None:
+    succeed("compare", "fedavg", *SMALL, "--track", "wandb", "--out", tmp_path / "out")
+    folders = [tmp_path / "out" / method / "seed-0" for method in ("solo", "fedavg")]
+    logs = [wandb_log(folder) for folder in folders]
+    assert [config["algorithm"] for _, config, _, _ in logs] == ["solo", "fedavg"]
+    assert len({run for run, _, _, _ in logs}) == 2
+    for folder, (_, _, history, _) in zip(folders, logs, strict=True):
+        assert history[-1]["accuracy/mean"] == pytest.approx(summary(folder)["accuracy"]["mean"])
+
+
+@pytest.mark.usefixtures("offline")
+def test_wandb_logs_nothing_of_the_machine(tmp_path: Path) -> None:
+    """Neither its name, user, paths nor packages."""
+    out = tmp_path / "out"
+    library.run("fedavg", out=out, track=["wandb"], **SETTINGS)
+    (file,) = (out / "wandb").glob("offline-run-*/run-*.wandb")
+    (run,) = [record.run for record in wandb_records(out) if record.HasField("run")]
+    assert run.host == ""
+    assert not run.git.remote_url
+    content = file.read_bytes()
+    for text in (str(tmp_path), "numpy==", sys.executable):
+        assert text.encode() not in content, text
+    kept = [path.name for path in (out / "wandb").rglob("*") if path.is_file()]
+    assert "requirements.txt" not in kept
+    assert "wandb-metadata.json" not in kept

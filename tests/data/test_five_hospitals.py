@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import CommandResult, comity, succeed, summary
+from in_process_sites import Root, Sites, ended
 
 from comity.data import Dataset, load
 from comity.data.table_checks import Values, split_columns
+from comity.deploy.policy import write as write_policy
+from comity.deploy.server import SCHEMA
+from comity.runs.folder import RunFolder
 
 LABEL = ("--label", "readmitted")
 HEADER = ["row_id", "age", "sex", "glucose", "creatinine", "smoker", "discharge", "readmitted"]
@@ -328,3 +332,111 @@ def test_a_schema_without_fault_needs_no_word_at_the_sites(
     assert "missing" not in result.out
     glucose = numbers(load(str(tmp_path / "south" / "data")), "glucose")
     assert 100 < float(np.median(glucose)) < 140
+
+
+def test_faults_are_named_where_sites_only_describe_their_files(
+    hospitals: Path, tmp_path: Path
+) -> None:
+    """No site shows a row, and the schema is merged before anything is imported."""
+    for name in NAMES:
+        file = next(hospitals.glob(f"{name}.*"))
+        succeed("data", "schema", file, *LABEL, "--out", tmp_path / f"{name}.json")
+    descriptions = [tmp_path / f"{name}.json" for name in NAMES]
+    refused = comity("data", "schema", *descriptions, "--out", tmp_path / "schema.json")
+    assert refused.code == 2
+    assert "but Not readmitted, Readmitted at west" in " ".join(refused.err.split())
+    assert not (tmp_path / "schema.json").exists()
+    west = next(hospitals.glob("west.*"))
+    own = OWN_OPTIONS["west"]
+    (tmp_path / "west.json").unlink()
+    succeed("data", "schema", west, *LABEL, *own, "--out", tmp_path / "west.json")
+    merged = succeed("data", "schema", *descriptions, "--out", tmp_path / "schema.json")
+    assert any(re.search(FAULTS["words"], line) for line in sentences(merged)), merged.out
+
+
+def test_a_leak_is_named_where_its_site_imports(hospitals: Path, tmp_path: Path) -> None:
+    """Only the rows of city show it, and only city has them."""
+    city = next(hospitals.glob("city.*"))
+    succeed("data", "schema", city, *LABEL, "--out", tmp_path / "city.json")
+    result = succeed(
+        "data", "import", city, "--schema", tmp_path / "city.json", "--out", tmp_path / "city"
+    )
+    assert any(re.search(FAULTS["leak"], line) for line in sentences(result)), result.out
+
+
+# To the answers.
+
+
+@pytest.fixture(scope="module")
+def compared(repaired: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The comparison of the repaired federation, and its screen."""
+    out = tmp_path_factory.mktemp("answers") / "compared"
+    result = succeed(
+        "compare", "fedavg", "--data", repaired, "--rounds", "2", "--model", "linear", "--metric",
+        "auc", "--engine", "loop", "--out", out,
+    )  # fmt: skip
+    return out, result.out
+
+
+def test_small_tables_are_compared_by_cross_validation(compared: tuple[Path, str]) -> None:
+    out, screen = compared
+    assert "5-fold cross-validation" in screen
+    content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
+    assert content["folds"] == 5
+    runs = [RunFolder(out / "fedavg" / f"seed-{seed}") for seed in range(5)]
+    for name in NAMES:
+        tested = [k for run in runs for k in run.read_split().parties[name].test]
+        assert len(tested) == len(set(tested)) >= ROWS[name]
+
+
+def test_every_hospital_has_an_answer(compared: tuple[Path, str]) -> None:
+    out, screen = compared
+    content = json.loads((out / "comparison.json").read_text(encoding="utf-8"))
+    assert [answer["party"] for answer in content["answers"]] == list(NAMES)
+    text = " ".join(screen.split())
+    for answer in content["answers"]:
+        assert answer["verdict"] in ("gains", "level", "alone"), answer
+        assert f"{answer['party']}: {answer['says']}" in text
+        assert (answer["power"] is not None) == (answer["verdict"] == "level")
+        if power := answer["power"]:
+            gain = abs(answer["methods"]["fedavg"]["gain"])
+            assert gain < power["visible"]
+            assert f"a difference below {100 * power['visible']:.1f} points hardly shows" in text
+    for question in ("Does collaborating help?", "At what cost?", "How sure is that?"):
+        assert question in screen
+
+
+def test_the_page_begins_with_the_decision(compared: tuple[Path, str]) -> None:
+    succeed("report", compared[0], "--quick")
+    page = (compared[0] / "report.html").read_text(encoding="utf-8")
+    first = page[page.index('data-part="answer"') : page.index('data-part="methods"')]
+    for part in ("Does collaborating help?", "Whom?", "At what cost?", "How sure is that?",
+                 "What to do next?", *NAMES):  # fmt: skip
+        assert part in first
+    assert "took" in first
+    assert 'class="warning"' not in first, "details are further below"
+
+
+class Hospitals(Sites):
+    """Sites whose data were imported there, each by the schema that all agreed on."""
+
+    def __init__(self, folder: Path, files: Path, schema: Path) -> None:
+        self.folder = folder
+        self.root = Root()
+        self.names = list(NAMES)
+        for name in NAMES:
+            self.site(name).mkdir(parents=True)
+            file = next(files.glob(f"{name}.*"))
+            succeed("data", "import", file, "--schema", schema, "--out", self.site(name) / "data")
+            write_policy(self.site(name), name, "data")
+        (folder / "hub").mkdir()
+        (folder / "hub" / SCHEMA).write_bytes(schema.read_bytes())
+
+
+def test_five_sites_train_without_pooling(agreed: Path, hospitals: Path, tmp_path: Path) -> None:
+    sites = Hospitals(tmp_path, hospitals, agreed)
+    settings = {"rounds": 2, "model": "linear", "metric": "auc", "validation": 0.1}
+    for method in ("solo", "fedavg"):
+        result = ended(sites.run(method, method, **settings))
+        assert result["auc"]["per_party"].keys() == set(NAMES)
+        assert result["classes"] == ["no", "yes"]

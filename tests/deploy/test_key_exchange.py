@@ -19,7 +19,7 @@ from in_process_sites import Root, Sites, ended, watched
 from comity.base.call import CallId
 from comity.base.record import Cipher, Model, Sealed, leaves, seal, set_origin, unseal
 from comity.deploy import site_results
-from comity.deploy.key_exchange import Identity, Signer, keys_of
+from comity.deploy.key_exchange import Identity, keys_of
 from comity.deploy.messages import (
     REPLIES,
     REQUESTS,
@@ -32,6 +32,7 @@ from comity.deploy.messages import (
     unpack,
 )
 from comity.deploy.server import FAILURE
+from comity.deploy.signatures import Signer
 from comity.errors import ComityError, UsageError
 from comity.runs.run_warnings import warning_texts
 from comity.wire.sealing import Lock

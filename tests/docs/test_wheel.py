@@ -33,8 +33,11 @@ def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
     """Dependencies come from the environment of the tests; Comity comes from the wheel."""
     # A copy: setuptools leaves its build folder beside the sources.
     run("git", "clone", "--quiet", ROOT, tmp_path / "sources", cwd=tmp_path)
-    build = ("-m", "build", "--wheel", "--outdir", tmp_path / "dist")
-    run(sys.executable, *build, cwd=tmp_path / "sources")
+    pytest.importorskip("twine")
+    run(sys.executable, "-m", "build", "--outdir", tmp_path / "dist", cwd=tmp_path / "sources")
+    files = sorted((tmp_path / "dist").iterdir())
+    assert [path.suffix for path in files] == [".whl", ".gz"]
+    run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
 
     venv.create(tmp_path / "env", with_pip=True)
@@ -56,3 +59,10 @@ def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "report.html").stat().st_size > 100_000
     assert "adcol/table1" in run(comity, "list", "experiments", cwd=tmp_path)
     assert "agnews" in run(comity, "list", "datasets", cwd=tmp_path)
+    lines = run(
+        comity, "demo", "--rounds", "1", cwd=tmp_path, COMITY_REPORT="1", COMITY_DATA=""
+    ).splitlines()
+    for number in (1, 2, 3):
+        assert any(line.startswith(f"{number} of 3: ") for line in lines)
+    assert sum(line.startswith("Answer: ") for line in lines) == 3
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000

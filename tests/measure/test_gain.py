@@ -200,7 +200,7 @@ def test_the_sentence_of_each_kind_of_verdict() -> None:
         west=SampleCounts((5, 78), (2, 30)),
         far=SampleCounts((9, 9), (9, 9)),
     )
-    assert [str(verdict) for verdict in verdicts.values()] == [
+    assert [f"{verdict.party}: {verdict.says}" for verdict in verdicts.values()] == [
         "south: +4.1 points (between 3.0 and 5.2) by fedavg+dbe",
         "north: no clear difference; fedavg gives +1.0 points (between -1.2 and 3.2)",
         (

@@ -22,7 +22,7 @@ from comity.studies.tune import tune
 from comity.units import size, spread
 from comity.wire.ledger import Ledger
 
-SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
+SECTIONS = ["answer", "methods", "curves", "gains", "data", "space", "wire", "again"]
 
 
 def quick_page(folder: Path) -> ReportPage:

@@ -129,7 +129,14 @@ def test_answers_of_all_settings_are_first_and_linked(
     assert 'class="settings"' not in heart.source, "of one setting there is nothing to choose from"
     (facts,) = re.findall(r'<dl class="facts">(.*?)</dl>', heart.source, flags=re.DOTALL)
     questions = re.findall(r"<dt>([^<]*)</dt>", facts)
-    assert questions == ["Does collaborating help?", "Whom?", "At what cost?", "How sure is that?"]
+    assert questions == [
+        "Does collaborating help?",
+        "Whom?",
+        "At what cost?",
+        "How sure is that?",
+        "What would settle it?",
+        "What to do next?",
+    ]
 
 
 def sensors_comparisons(page: ReportPage) -> list[tuple[str, Path]]:

@@ -168,6 +168,14 @@ def answers(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
     if best in verdict["methods"]:
         gain, low, high = (100 * verdict["methods"][best][name] for name in ("gain", "low", "high"))
         expected[f"{best} gives"] = f"{gain:+.1f} points (between {low:.1f} and {high:.1f})"
+    if any(entry["power"] for entry in comparison["answers"]):
+        power = verdict["power"]
+        visible, settles = f"{100 * power['visible']:.1f} points" if power else "", ""
+        if power and power["more_samples"]:
+            settles = f"about {power['more_samples']:,} more test samples"
+        if power and power["repeats"]:
+            settles = " or ".join(filter(None, [f"{power['repeats']} seeds", settles]))
+        expected |= {"hardly shows below": visible, "what would settle it": settles}
     return expected
 
 

@@ -191,6 +191,6 @@ def test_runs_that_differ_widen_the_interval() -> None:
         runs.append(FoldRun(k, {"p": answers}, {"p": at.tolist()}))
     gain = cross_validated_gains(runs, before, 5, METRICS["accuracy"])[0]
     assert gain.folds is not None
-    assert gain.folds.training_variance > 0
+    assert gain.folds.between > 0
     estimate = combine_seeds([gain], 1)
     assert estimate.high - estimate.low > 2 * (gain.high - gain.low)

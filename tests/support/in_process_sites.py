@@ -19,10 +19,11 @@ import comity
 from comity.data.importing import import_federation
 from comity.deploy.data import import_site_data
 from comity.deploy.handler import RequestHandler
-from comity.deploy.key_exchange import Identity, Signer
+from comity.deploy.key_exchange import Identity
 from comity.deploy.policy import NAME, write
 from comity.deploy.server import FAILURE, RUNS, serve
 from comity.deploy.session import content_of
+from comity.deploy.signatures import Signer
 from comity.runs.folder import RunFolder
 
 HUB = "hub.example"

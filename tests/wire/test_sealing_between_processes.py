@@ -44,12 +44,18 @@ def on_processes(out: Path, workers: int = 3, **settings: Any) -> comity.Result:
 
 
 @pytest.fixture
-def server_traffic(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def server_traffic(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
     """All bytes that the server's process sends and receives."""
     traffic: list[bytes] = []
 
+    files: dict[int, bytes] = {}  # by descriptor; a file crosses once and is used again
+
     def record_files(descriptors: Iterable[int]) -> None:
-        traffic.extend(os.pread(fd, os.fstat(fd).st_size, 0) for fd in descriptors)
+        files.update((os.dup(fd), b"") for fd in descriptors)
+        for fd, before in files.items():
+            files[fd] = os.pread(fd, os.fstat(fd).st_size, 0)
+            if files[fd] != before:
+                traffic.append(files[fd])
 
     class Tap(socket.socket):
         def sendall(self, data: Any, *more: Any) -> None:
@@ -58,8 +64,7 @@ def server_traffic(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
         def sendmsg(self, buffers: Any, ancillary: Any = (), *more: Any) -> int:
             traffic.extend(map(bytes, buffers))
-            for _, _, descriptors in ancillary:
-                record_files(descriptors)
+            record_files([fd for _, _, descriptors in ancillary for fd in descriptors])
             return super().sendmsg(buffers, ancillary, *more)
 
         def recv(self, *args: Any) -> bytes:
@@ -70,8 +75,7 @@ def server_traffic(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         def recvmsg(self, *args: Any) -> Any:
             result = super().recvmsg(*args)
             traffic.append(result[0])
-            for _, _, blob in result[1]:
-                record_files(array.array("i", blob))
+            record_files([fd for _, _, blob in result[1] for fd in array.array("i", blob)])
             return result
 
     def pair() -> tuple[Channel, Channel]:
@@ -79,7 +83,9 @@ def server_traffic(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return Channel(Tap(fileno=server_end.detach())), Channel(worker_end)
 
     monkeypatch.setattr(Channel, "pair", staticmethod(pair))
-    return traffic
+    yield traffic
+    for fd in files:
+        os.close(fd)
 
 
 def windows(tensors: Iterable[Tensor]) -> set[bytes]:

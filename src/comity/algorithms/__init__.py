@@ -21,7 +21,7 @@ from comity.core.wrapper import Wrapper
 from comity.errors import UsageError, unknown
 from comity.plugins import is_code, module_from
 from comity.spec import Spec, coerce, parse, split
-from comity.text import first_paragraph
+from comity.text import first_paragraph, join_names
 
 TRAINING = ("lr", "epochs", "steps", "batch", "optimizer", "rounds")
 """Settings of a run that are easily taken for options of its method."""
@@ -134,9 +134,18 @@ def _check_names(method: str, values: Mapping[str, Any], declared: Mapping[str, 
 
 
 def _build(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        described = [
+            f"{name} ({first_paragraph(doc).rstrip('.')})" if doc else name
+            for name in missing
+            for doc in [inspect.getdoc(getattr(cls, name)) or ""]
+        ]
+        raise UsageError(
+            f"{spec.name} cannot be built: {cls.__name__} must define {join_names(described)}."
+        )
     try:
         return cls(**values)
-    except TypeError as why:  # an abstract method or a field without a default
+    except TypeError as why:  # a field without a default
         raise UsageError(f"{spec.name} cannot be built: {why}.") from why
 
 

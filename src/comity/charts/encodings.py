@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,24 +76,52 @@ def bytes_axis(field: str, title: str | None, over: Sequence[float] = ()) -> Veg
     them the chart shows: a logarithmic axis without values fails.
     """
     scale: VegaSpec = {"type": "linear"}
+    axis = dict(LINEAR_BYTES)
     if over:
-        scale = {"type": "log", "domain": [0.8 * min(over), 1.25 * max(over)], "nice": False}
-    axis = {
-        "labelExpr": SIZE_EXPRESSION.format("datum.value", "~g"),
-        "tickCount": 6,
-        "labelSeparation": 10,
-        "labelBound": 5,
-    }
+        ends = 0.8 * min(over), 1.25 * max(over)
+        scale = {"type": "log", "domain": list(ends), "nice": False}
+        axis["values"] = log_ticks(*ends)
     return quantitative(field, title, axis=axis, scale=scale)
 
 
-def log_checkbox(*paths: tuple[str | int, ...]) -> Checkbox:
-    """Return a checkbox that makes the axes of bytes at these paths logarithmic."""
-    return Checkbox(
-        "logarithmic",
-        tuple(((*path, "scale", "type"), "log", "linear") for path in paths),
-        ticked=True,
-    )
+LINEAR_BYTES: VegaSpec = {
+    "labelExpr": SIZE_EXPRESSION.format("datum.value", "~g"),
+    "tickCount": 6,
+    "labelSeparation": 10,
+    "labelBound": 5,
+}
+"""A linear axis of bytes."""
+WIDE = 2.0
+"""The number of decades from which on only powers of ten are labelled."""
+MOST_TICKS = 7
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return regular ticks of a logarithmic axis: powers of ten (each, or every second, ...) or,
+    if the axis spans few of them, also their multiples by 2 and 5.
+
+    Examples:
+        >>> log_ticks(80, 2e5)
+        [100.0, 1000.0, 10000.0, 100000.0]
+        >>> log_ticks(15, 400)
+        [20.0, 50.0, 100.0, 200.0]
+    """
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1,) if math.log10(high / low) >= WIDE else (1, 2, 5)
+    step = max(1, math.ceil((last - first) / MOST_TICKS))
+    exponents = range(first - first % step, last + 1, step)
+    ticks = [factor * 10.0**exponent for exponent in exponents for factor in factors]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def log_checkbox(axis: VegaSpec, *paths: tuple[str | int, ...]) -> Checkbox:
+    """Return a checkbox that makes the axes of bytes at these paths logarithmic.
+
+    `axis` is the encoding with a logarithmic axis.
+    """
+    scales = [((*path, "scale", "type"), "log", "linear") for path in paths]
+    axes = [((*path, "axis"), axis["axis"], LINEAR_BYTES) for path in paths]
+    return Checkbox("logarithmic", (*scales, *axes), ticked=True)
 
 
 def nominal(field: str, title: str | None, order: Sequence[str] | None = None) -> VegaSpec:

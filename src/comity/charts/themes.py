@@ -1,7 +1,7 @@
 """Colours and fonts of charts: themes, and the common Vega configuration.
 
-Methods have the colours of Okabe and Ito (2008), which colour-blind readers can tell apart, and
-lighter versions of them on a dark background. Text is legible on the colours of a matrix.
+Colours of methods differ in lightness as well as in hue, so that colour-blind readers can tell them
+apart (`tests/charts/test_colours.py`). Text is legible on the colours of a matrix.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LIGHT: Theme = {
     "@more": "#55b894",
     "@c0": "#0072b2",
     "@c1": "#d55e00",
-    "@c2": "#00875f",
-    "@c3": "#b0518a",
-    "@c4": "#b07800",
-    "@c5": "#2e93c9",
-    "@c6": "#7a4fb0",
-    "@c7": "#8a5a3c",
+    "@c2": "#0b4a33",
+    "@c3": "#c2185b",
+    "@c4": "#524400",
+    "@c5": "#0a1f44",
+    "@c6": "#4a1fd6",
+    "@c7": "#a98a5c",
 }
 DARK: Theme = {
     "@page": "#151a21",
@@ -47,14 +47,14 @@ DARK: Theme = {
     "@less": "#9a4a1f",
     "@middle": "#2a2f36",
     "@more": "#0f6e50",
-    "@c0": "#4ea6e0",
-    "@c1": "#f0894a",
-    "@c2": "#35c295",
-    "@c3": "#e08abf",
-    "@c4": "#e8b23a",
-    "@c5": "#8fd0f2",
-    "@c6": "#b292e6",
-    "@c7": "#c99873",
+    "@c0": "#6cb4f0",
+    "@c1": "#e8743b",
+    "@c2": "#2fd08a",
+    "@c3": "#ca1b43",
+    "@c4": "#f5dc4a",
+    "@c5": "#3273a8",
+    "@c6": "#8a4dff",
+    "@c7": "#ede3de",
 }
 EITHER: Theme = {
     "@page": "transparent",

@@ -207,13 +207,85 @@ def accept(
     """Site: verify the operator's signature by the fingerprint, and create the startup kit."""
     from comity.cli import screen
     from comity.deploy.flare import startup_kits
+    from comity.deploy.flare.processes import running
 
     folder = site or Path(signed.name.removesuffix(".signed.zip"))
+    if pid := running(folder / startup_kits.KIT):
+        raise UsageError(f"{folder} is running, as process {pid}: stop it first.")
     startup_kits.accept(signed, folder, fingerprint)
     screen.out.print(
         f"{folder} is ready: comity deploy check {folder}, then comity deploy start {folder}",
         soft_wrap=True,
     )
+
+
+@deploy_app.command("renew")
+def renew(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="the site's folder, or the operator's")
+    ],
+) -> None:
+    """Renew certificates before or after they expire.
+
+    A site gets a new key and a request for the operator. An operator gets new startup kits of the
+    server and the researcher.
+    """
+    from comity.cli import screen
+    from comity.deploy.flare import startup_kits
+    from comity.deploy.flare.processes import running
+
+    is_operator = (folder / startup_kits.ROOT).is_dir()
+    if is_operator and (pid := running(folder / startup_kits.SERVER)):
+        raise UsageError(f"The server is running, as process {pid}: stop it first.")
+    if is_operator:
+        kits = " and ".join(map(str, startup_kits.renew_own(folder)))
+        screen.out.print(
+            f"{kits} have new keys and certificates. Start the server again; sites need nothing"
+            " new.",
+            soft_wrap=True,
+        )
+        return
+    request = startup_kits.renew(folder)
+    request_copy = Path(request.name)
+    shutil.copy(request, request_copy)
+    fingerprint = startup_kits.read_request(request_copy).get("public_key_sha256")
+    signed = request_copy.name.replace(".request.zip", ".signed.zip")
+    screen.out.print(
+        f"Send {request_copy} to the operator, who signs it: comity deploy approve {request_copy}"
+        f" --again. Then: comity deploy accept {signed} --site {folder} --fingerprint ...",
+        soft_wrap=True,
+    )
+    screen.out.print(
+        f"The operator may ask for the fingerprint of the new key by telephone: {fingerprint}",
+        soft_wrap=True,
+    )
+
+
+@deploy_app.command("revoke")
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="a site, or a researcher")],
+    federation: Federation = Path(),
+) -> None:
+    """Operator: revoke all certificates that were issued to a site or a researcher so far.
+
+    The server and the sites refuse them from the next run on.
+    """
+    from comity.cli import screen
+    from comity.deploy.flare import startup_kits
+    from comity.deploy.revocation import REVOKED
+
+    revocations = startup_kits.revoke_certificates(federation, name)
+    screen.out.print(
+        f"The certificates of {name} are revoked. The server and the sites refuse them from the"
+        " next run on; a run that is going on is not ended.",
+        soft_wrap=True,
+    )
+    screen.out.print(
+        f"The server sends the list to the sites. To be sure that a site has it, send it"
+        f" {federation / REVOKED}: the site copies the file into its folder.",
+        soft_wrap=True,
+    )
+    screen.out.print(f"Revoked so far: {', '.join(revocations.names)}", soft_wrap=True)
 
 
 @deploy_app.command("serve")

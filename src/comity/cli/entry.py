@@ -53,10 +53,12 @@ def _run_command(signals: Signals) -> None:
         import click
 
         from comity.cli import (  # noqa: F401  (each module adds commands)
+            advise,
             audit,
             catalogue,
             check,
             data,
+            demo,
             deploy,
             finished_runs,
             papers,

@@ -92,7 +92,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track", help="also log to tensorboard, mlflow or a ./tracker.py", metavar="NAME"
+        "--track", help="also log to tensorboard, mlflow, wandb or a ./tracker.py", metavar="NAME"
     ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
@@ -109,6 +109,15 @@ Folds = Annotated[
 Repeats = Annotated[
     int,
     typer.Option("--repeats", min=1, help="repeat cross-validation, with other folds", metavar="R"),
+]
+PlainModels = Annotated[
+    str,
+    typer.Option(
+        "--plain",
+        help="plain models that each party also trains alone, over the best of which gains are:"
+        " auto (all on tables), none, linear, boosting, or linear,boosting",
+        metavar="MODELS",
+    ),
 ]
 Jobs = Annotated[
     str,

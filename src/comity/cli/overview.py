@@ -7,11 +7,13 @@ COMMANDS = {
     "Run and compare": {
         "run": "Run a method, or the experiment of a TOML file.",
         "compare": "Compare methods, and training alone, on the same split.",
+        "advise": "Which method to use on these data, or to stay alone.",
         "report": "Write a report of a run, or of many, as one HTML page.",
         "resume": "Resume an interrupted run, or extend a finished one.",
         "tune": "Try a grid of settings; choose on validation data.",
         "watch": "Show running or finished runs, and update until Ctrl-C.",
         "plan": "Estimate the bytes, memory, time and privacy loss of a run.",
+        "demo": "Ask three federations whether collaborating helps: two minutes.",
     },
     "Look up": {
         "list": "List methods, datasets, models, partitions or experiments.",

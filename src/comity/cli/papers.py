@@ -162,6 +162,7 @@ def reproduce(
         changes,
         reproduce.settings_by_row(table, chosen_scale, runs, changes),
         collect(runs, results, selected_columns, selected_rows),
+        reproduce.processors_of(results),
     )
     _show_table(reproduction, folder)
     pages.write_reproduction(reproduction, folder)

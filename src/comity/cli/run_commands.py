@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +14,7 @@ from comity.cli.options import (
     Folds,
     Jobs,
     Out,
+    PlainModels,
     RecordMessages,
     Repeats,
     Report,
@@ -42,12 +44,13 @@ from comity.cli.site_runs import (
 )
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.names import display_name
+from comity.names import OWN_MODELS, display_name
 from comity.runs.config import Experiment, experiment
 
 if TYPE_CHECKING:
     from comity.studies.against import AgainstEach
     from comity.studies.compare import Findings
+    from comity.studies.estimate import Baseline
     from comity.studies.method_summary import MethodSummary
 
 
@@ -66,6 +69,7 @@ def run(
 ) -> None:
     """Run a method, or the experiment of a TOML file."""
     from comity.cli import screen
+    from comity.runs.auto_model import resolve_auto_model
     from comity.runs.build import federation_of, prepare
     from comity.runs.recording import one_process
     from comity.runs.run import start
@@ -76,7 +80,10 @@ def run(
         submit_run(base, settings, federation, out, track, deadline, wait)
         return
     base = one_process(base) if record_messages else base
-    job = prepare(base, federation_of(base))
+    federation_here = federation_of(base)
+    base, reason = resolve_auto_model(base, federation_here)
+    job = prepare(base, federation_here)
+    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
     for text in job.warnings():
         print_warning(text)
     for initial in job.context.initial_weights:
@@ -100,6 +107,14 @@ def resume(
             "--rounds", help="continue to this number of rounds, even if the run has finished"
         ),
     ] = None,
+    engine: Annotated[
+        Literal["loop", "process", "ray"] | None,
+        typer.Option("--engine", help="continue on another engine, with the same results"),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="continue with another number of workers"),
+    ] = None,
     track: Track = None,
     trust: Trust = False,
 ) -> None:
@@ -111,12 +126,14 @@ def resume(
     from comity.deploy.job_submission import SubmittedJob, was_submitted
     from comity.runs.extend import extend
     from comity.runs.folder import RunFolder
+    from comity.runs.relocate import relocate
     from comity.runs.run import reopen, resume_in
 
     if was_submitted(run_dir):
-        if rounds is not None or track:
+        options = {"--track": track, "--rounds": rounds, "--engine": engine, "--workers": workers}
+        if unsupported := [name for name, value in options.items() if value]:
             raise UsageError(
-                f"{'--track' if track else '--rounds'} is not supported for a run between sites:"
+                f"{unsupported[0]} is not supported for a run between sites:"
                 f" 'comity resume {run_dir}' completes it as it was submitted."
             )
         resume_run(SubmittedJob.read(run_dir), run_dir)
@@ -130,6 +147,8 @@ def resume(
             print_warning(
                 f"{run_dir} is part of a comparison; the other runs keep their number of rounds."
             )
+    if engine is not None or workers is not None:
+        relocate(run_dir, engine, workers, trust=trust)
     with resumable(f"comity resume {run_dir}"):
         if (summary := folder.read_summary()) is not None:
             folder.check()
@@ -269,6 +288,7 @@ def compare(
     ] = None,
     folds: Folds = None,
     repeats: Repeats = 1,
+    plain: PlainModels = "auto",
     leave_one_out: Annotated[
         bool,
         typer.Option("--leave-one-out", help="also run without each party in turn: who helps whom"),
@@ -307,6 +327,7 @@ def compare(
     if federation is not None:
         if leave_one_out or job_count > 1 or all_methods or equal_steps or reference:
             raise UsageError(NOT_AT_SITES)
+        check_plain_at_sites(plain)
         check_at_sites(settings, track)
         check_not_recorded(record_messages)
         compare_sites(federation, base, chosen_methods(algos), seed_list, out, deadline, wait)
@@ -331,19 +352,23 @@ def compare(
             record_messages=record_messages,
             equal_steps=equal_steps,
             reference=reference,
+            plain=plain,
         )
+        # the settings of a run have no `auto`
+        resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
         effects = []
         if leave_one_out:
-            # with --equal-steps, methods differ in their rounds
-            rounds = {
-                method: RunFolder(run_folder(folder, method, seed_list[0])).read_experiment().rounds
-                for method in algos
-            }
+            algos, rounds = _compared_methods(algos, findings, folder, seed_list[0])
             effects = left_out.measure_effects(
-                base, algos, seed_list, folder, progress, only, jobs=job_count, rounds=rounds
+                base.but(model=resolved.model),
+                algos,
+                seed_list,
+                folder,
+                progress,
+                only,
+                jobs=job_count,
+                rounds=rounds,
             )
-    # the settings of a run have no `auto`
-    resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
     show_comparison(findings, resolved)
     if findings.against:
         show_against(findings.against)
@@ -363,6 +388,24 @@ def compare(
     _check_trained(findings.rows)
 
 
+def _compared_methods(
+    algos: Sequence[str], findings: Findings, folder: Path, seed: int
+) -> tuple[list[str], dict[str, int]]:
+    """Return the methods that were not left out of a comparison, and their numbers of rounds, in
+    which they differ with --equal-steps.
+    """
+    from comity.runs.folder import RunFolder
+    from comity.studies.compare import run_folder
+
+    compared = {row.algorithm for row in findings.rows}
+    methods = [method for method in algos if display_name(method) in compared]
+    rounds = {
+        method: RunFolder(run_folder(folder, method, seed)).read_experiment().rounds
+        for method in methods
+    }
+    return methods, rounds
+
+
 def _parties_to_leave_out(typed: str | None, leave_one_out: bool) -> list[str] | None:
     """Return the typed parties; None means all."""
     if typed and not leave_one_out:
@@ -377,6 +420,19 @@ NOT_AT_SITES = (
     "--all, --equal-steps, --leave-one-out and --jobs are not available in a comparison at sites,"
     " nor is --reference: name the methods, which run one after another with all sites."
 )
+
+
+PLAIN_AT_SITES = (
+    "Plain models are not trained between sites: gains there are over SOLO. Leave out --plain."
+)
+
+
+def check_plain_at_sites(plain: str) -> None:
+    """Raise `UsageError` if plain models are to be trained between sites."""
+    from comity.studies.own_models import parse_plain
+
+    if parse_plain(plain):
+        raise UsageError(PLAIN_AT_SITES)
 
 
 def _with_tuned(
@@ -457,7 +513,8 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     from comity.runs.folder import RunFolder
     from comity.runs.recording import RECORDED
 
-    total = sum(RunFolder(run).messages.stat().st_size for run in runs)
+    recorded = [run_folder for run_folder in map(RunFolder, runs) if run_folder.recorded]
+    total = sum(run_folder.messages.stat().st_size for run_folder in recorded)
     screen.out.print(
         f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
         f" {folder}",
@@ -487,15 +544,15 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
         title += f", {findings.runs_phrase}"
     optional = optional_columns(rows)
     screen.table(*columns(row.cells(findings.repeats > 1, optional) for row in rows), title)
-    compared = sum(row.gain is not None for row in rows)
+    compared = sum(
+        row.gain is not None and row.algorithm not in (SOLO, *OWN_MODELS) for row in rows
+    )
     correction = ""
     if compared > 1:
         correction = f" and Bonferroni-corrected for choosing the best of {compared} methods"
     by_metric = "" if metric is ACCURACY else f" by {metric.title}"
     legend = [
-        "over SOLO: gain over training alone in points, mean over parties, with its 95% interval.",
-        f"gained, hurt: parties whose interval, paired over their test samples{correction},"
-        " excludes zero.",
+        *_explain_gains(findings.baseline, correction),
         f"worst: the worst party{by_metric}.",
         "steps: gradient evaluations of a party in the run, mean over parties.",
         "sent: all bytes sent in a run, without evaluation.",
@@ -503,11 +560,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     if SERVER_STEPS in optional:
         legend.append("server steps: those of the server in the run.")
     if EPSILON in optional:
-        legend.append(
-            "epsilon: the largest privacy loss of a party (infinite: something leaves without"
-            " noise). SOLO is trained without noise, because nothing of it leaves the party: a"
-            " difference to it contains the price of privacy."
-        )
+        legend.append(_explain_epsilon(findings.baseline))
     if resolved.newcomers:
         legend.append("newcomers: accuracy after joining, and the gain over training alone.")
     if any(row.untrained for row in rows):
@@ -515,11 +568,59 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     if any(row.caveats for row in rows):
         legend.append("*: see the warnings.")
     screen.print_legend(" ".join(legend))
-    if alone := findings.settings.get(SOLO):
-        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
-        screen.print_legend(f"solo is trained with {settings_text}.")
+    for text in _explain_training_alone(findings):
+        screen.print_legend(text)
     for text in (text for row in rows for text in row.caveats):
         print_warning(text)
+
+
+def _explain_training_alone(findings: Findings) -> list[str]:
+    """Return the settings of SOLO, if it has its own, and which model each party has as its own."""
+    from comity.studies.compare import SOLO
+    from comity.studies.own_models import describe_choices
+
+    texts = []
+    if alone := findings.settings.get(SOLO):
+        settings_text = ", ".join(f"{name}={value}" for name, value in alone.items())
+        texts.append(f"solo is trained with {settings_text}.")
+    if findings.own_models:
+        texts.append(describe_choices(findings.own_models))
+    return texts
+
+
+def _explain_gains(baseline: Baseline, correction: str) -> list[str]:
+    """Return the meaning of the columns about gains."""
+    from comity.studies.estimate import OVER_OWN_MODEL
+
+    over = "over SOLO: gain over training alone"
+    if baseline == OVER_OWN_MODEL:
+        over = (
+            "over own model: gain over each party's own model, the best of those that it trains"
+            " alone by cross-validation on its training samples,"
+        )
+    return [
+        f"{over} in points, mean over parties, with its 95% interval.",
+        f"gained, hurt: parties whose interval, paired over their test samples{correction},"
+        " excludes zero.",
+    ]
+
+
+def _explain_epsilon(baseline: Baseline) -> str:
+    """Return the meaning of the column epsilon."""
+    from comity.studies.estimate import OVER_OWN_MODEL
+
+    alone = "SOLO is trained without noise, because nothing of it leaves the party: a difference to"
+    it = "it"
+    if baseline == OVER_OWN_MODEL:
+        alone = (
+            "SOLO, plain models and own models are trained without noise, because nothing of them"
+            " leaves the party: a difference to"
+        )
+        it = "them"
+    return (
+        "epsilon: the largest privacy loss of a party (infinite: something leaves without noise)."
+        f" {alone} {it} contains the price of privacy."
+    )
 
 
 def show_against(against: AgainstEach) -> None:
@@ -639,6 +740,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     from comity.privacy.account import describe_guarantees
     from comity.runs.build import federation_of, prepare
     from comity.studies.plan import plan as estimate
+    from comity.studies.plan import sent_weights
 
     base = chosen_experiment(algo, settings, trust)
     job = prepare(base, federation_of(base), only_planned=True)
@@ -671,6 +773,10 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory in addition to torch: data {screen.size(costs.data_bytes)}, party states"
         f" {screen.size(costs.state_bytes)}, messages of a round {screen.size(costs.message_bytes)}"
     )
+    if weights := sent_weights(base):
+        screen.out.print(
+            f"initial weights: between sites the file is sent once to each, {screen.size(weights)}"
+        )
     privacy = describe_guarantees(job.privacy.guarantees(), always=True)
     for text in (*privacy, *about_aggregation):
         screen.out.print(text, soft_wrap=True)

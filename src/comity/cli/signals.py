@@ -85,8 +85,11 @@ class Signals:
         def hook(discarded: sys.UnraisableHookArgs) -> None:
             if issubclass(discarded.exc_type, KeyboardInterrupt):
                 # This is the main thread: only there do signals raise exceptions.
-                signal_again = (threading.get_ident(), self.exit_code - 128)
-                threading.Timer(0.01, signal.pthread_kill, signal_again).start()
+                number, main_thread = self.exit_code - 128, threading.get_ident()
+                if hasattr(signal, "pthread_kill"):  # it also wakes the main thread
+                    threading.Timer(0.01, signal.pthread_kill, (main_thread, number)).start()
+                else:
+                    threading.Timer(0.01, signal.raise_signal, (number,)).start()
             else:
                 earlier_hook(discarded)
 

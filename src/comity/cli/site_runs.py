@@ -176,6 +176,11 @@ def compare_sites(
     first_run = RunFolder(run_folder(folder, SOLO, seeds[0]))
     show_comparison(findings, first_run.read_experiment())
     show_answers(findings)
+    screen.print_legend(
+        "Plain models (--plain) are not trained between sites: gains are over SOLO, the same"
+        " network trained alone. On a table, a site's own regression may be better: 'comity compare"
+        " solo' on the site's own data shows both."
+    )
     for warning in findings.warnings:
         print_warning(warning.text)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)

@@ -252,6 +252,8 @@ def _extra_words(words: Sequence[str], why: click.ClickException) -> str:
             f"{error}: it runs one method. To wrap a method: comity run fedavg+{words[0]}. To"
             f" compare methods: comity compare fedavg {words[0]}"
         )
+    if "=" in words[0] and command == "tune":
+        return f"{error}: each setting to try has its own --grid, as in --grid {words[0]}"
     if "=" in words[0]:
         return f"{error}: give options of a method with --set {words[0]}"
     return (

@@ -15,6 +15,9 @@ from comity.wire.ledger import SERVER, Ledger
 COLUMN_SUMS = "sums and squares of columns"
 """The name that an account has for what parties send to scale the columns of tables."""
 
+WEIGHTS = "weights"
+"""What the ledger calls a file of initial weights that parties are sent."""
+
 
 class Charging:
     """The part of a server that charges messages to the ledger and to the account."""
@@ -46,7 +49,7 @@ class Charging:
 
     def charge_introduction(self, ids: Iterable[int]) -> None:
         """Write down what makes up `info`: names, sizes (also the number of patients, if the data
-        name them) and wishes go up; classes and width come down.
+        name them) and wishes go up; classes, width and a file of initial weights come down.
         """
         for i in ids:
             name = self.info.name(i)
@@ -62,6 +65,8 @@ class Charging:
                 "setup",
                 payload([self.info.task.classes, self.info.width]),
             )
+            if self.info.weights_file:
+                self._charge(WEIGHTS, SERVER, name, "setup", self.info.weights_file)
             if (
                 self.info.shared_columns
             ):  # count, sum and squares of each go up, mean and spread come down

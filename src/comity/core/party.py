@@ -266,6 +266,8 @@ class Info:
     """Whether the server learns sums of replies only, to which parties may add noise (secure
     aggregation).
     """
+    weights_file: int = 0
+    """The bytes of a file of initial weights that each party is sent before the start."""
 
     @property
     def parties(self) -> range:

@@ -17,7 +17,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.base.samples import Ints
+from comity.base.key import Key
+from comity.base.samples import Ints, PartyData
 from comity.errors import UsageError, unknown
 from comity.spec import call, coerce, parse
 
@@ -363,6 +364,28 @@ def folds_of(text: str) -> int:
     """The number of folds of a test protocol; 1 if it is not cross-validation."""
     rule = read(text)
     return rule.number if isinstance(rule, Folds) else 1
+
+
+TRAINING_FOLDS = 5
+"""The number of folds of `training_folds`."""
+
+
+def training_folds(data: PartyData, key: Key) -> Ints:
+    """The fold of each training sample of a party, stratified by the label: for choices that must
+    not look at test samples.
+
+    All samples of a patient are in one fold. There are fewer than `TRAINING_FOLDS` folds if there
+    are fewer samples or patients.
+    """
+    y = data.train.y.numpy()
+    units = np.arange(len(y)) if data.patients is None else data.patients.numpy()
+    _, first, unit_of = np.unique(units, return_index=True, return_inverse=True)
+    order = key.numpy().permutation(len(first))
+    order = order[np.argsort(y[first][order], kind="stable")]
+    fold_of_unit = np.zeros(len(first), dtype=np.int64)
+    fold_of_unit[order] = np.arange(len(first)) % min(TRAINING_FOLDS, len(first))
+    folds: Ints = fold_of_unit[unit_of]
+    return folds
 
 
 def check_validation(fraction: object) -> float:

@@ -27,10 +27,10 @@ from comity.deploy.messages import (
     Evaluate,
     EvaluateAlone,
     Failed,
+    PackedRequests,
     RunCall,
     call_name,
-    pack,
-    unpack,
+    unpack_view,
 )
 from comity.deploy.secure_server import EXPERIMENTAL, Limits, SecureSums, SumFiles
 from comity.deploy.secure_terms import SecureRun, party_noise
@@ -178,7 +178,7 @@ class SitesEngine(Engine):
         return self._evaluations(self._ask(heads, {}, Done))
 
     def _evaluations(
-        self, replies: Iterator[tuple[int, Any, bytes]]
+        self, replies: Iterator[tuple[int, Any, memoryview]]
     ) -> Iterator[tuple[int, Evaluation]]:
         for i, _, body in replies:
             try:
@@ -218,7 +218,7 @@ class SitesEngine(Engine):
 
     def _ask(
         self, heads: Mapping[int, Any], contents: Mapping[int, Any], kind: type
-    ) -> Iterator[tuple[int, Any, bytes]]:
+    ) -> Iterator[tuple[int, Any, memoryview]]:
         """Send requests to sites, and yield the replies as (party, head, body).
 
         Arguments:
@@ -231,16 +231,18 @@ class SitesEngine(Engine):
             if id(content) not in bodies:
                 bodies[id(content)] = encode(content)
         numbers = {self._names[i]: i for i in heads}
-        requests = {
-            name: pack(heads[i], bodies[id(contents[i])] if i in contents else b"")
-            for name, i in numbers.items()
-        }
+        requests = PackedRequests(
+            {
+                name: (heads[i], bodies[id(contents[i])] if i in contents else b"")
+                for name, i in numbers.items()
+            }
+        )
         for name, reply in self._transport.ask(requests, self._deadline):
             i = numbers[name]
             if reply is None:
                 continue  # the server records the absence
             try:
-                head, body = unpack(reply, REPLIES, self._most_bytes)
+                head, body = unpack_view(reply, REPLIES, self._most_bytes)
             except ComityError as why:
                 self._warn(i, str(why))
                 continue

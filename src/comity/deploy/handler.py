@@ -45,7 +45,8 @@ def open_handler(folder: Path, submitter: str, order: Mapping[str, Any]) -> Requ
     signed, with the content `order`.
     """
     startup = folder / KIT / "startup"
-    return RequestHandler(folder, submitter, Identity.read(startup), server_name(startup), order)
+    identity = Identity.read(startup, folder=folder)
+    return RequestHandler(folder, submitter, identity, server_name(startup), order)
 
 
 def server_name(startup: Path) -> str:
@@ -132,6 +133,9 @@ class RequestHandler:
             return self._profile(head, policy)
         run = self._current_run(head, policy)
         match head:
+            case messages.TakeWeights():
+                run.take_weights(body)
+                self.log(f"initial weights of run {run.name} have arrived, {size(len(body))}")
             case messages.Begin():
                 run.begin(head, policy)
             case messages.RunCall() | messages.SecureCall() | messages.SecureStep():
@@ -155,7 +159,7 @@ class RequestHandler:
         if run is None or run.name != head.run:
             raise UsageError(f"{policy.name} takes no part in that run.")
         # After the other two requests nothing of the site's data leaves.
-        if isinstance(head, messages.Begin | COMPUTED):
+        if isinstance(head, messages.TakeWeights | messages.Begin | COMPUTED):
             run.check(policy, self._submitter)
         if isinstance(head, COMPUTED):
             run.check_not_ended()
@@ -163,6 +167,7 @@ class RequestHandler:
 
     def _introduce(self, head: messages.Introduce, policy: SitePolicy) -> bytes:
         self.log(f"{self._submitter} asks for run {head.run}")
+        self._learn_revocations(head.revoked)
         self._run = SiteRun.open(
             self._folder, head, policy, self._submitter, self._identity, self._order
         )
@@ -170,6 +175,19 @@ class RequestHandler:
             self._authenticator.begin(self._run.name, self._run.key)
         self.log(f"accepted: {self._run.describe()}")
         return pack(self._run.introduced)
+
+    def _learn_revocations(self, revoked: str) -> None:
+        """Store the server's list of revoked certificates, if it is newer than the one here.
+
+        The request that brings it may itself be signed by a certificate on it.
+        """
+        if self._identity is None or self._identity.revocations is None:
+            return
+        revocations = self._identity.revocations
+        if revocations.update(revoked):
+            self.log(f"revoked certificates: {', '.join(revocations.names)}")
+            if self._authenticator:
+                self._authenticator.check_server()
 
     def _profile(self, head: messages.AskRanges | messages.AskProfile, policy: SitePolicy) -> bytes:
         """Answer a request for a profile of the data, and log what leaves."""

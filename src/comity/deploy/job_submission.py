@@ -29,6 +29,9 @@ from comity.deploy.server import (
     SitesRefused,
 )
 from comity.errors import ComityError, UsageError
+from comity.models.named_files import without_weights
+from comity.models.referenced_weights import INITIAL_WEIGHTS, WeightsReference
+from comity.models.weight_files import as_safetensors
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.tables import ABSENCES, METRICS, TIMING
@@ -86,10 +89,14 @@ class SubmittedJob:
                 f"{out} is there already: choose another --out, or go on with 'comity resume"
                 f" {out}'."
             )
+        experiment, weights = _with_reference(experiment)
         settings = experiment.model_dump(mode="json", exclude_none=True)
         job = SubmittedJob(
             federation.resolve(), secrets.token_hex(8), settings, deadline, wait=wait
         )
+        if weights:
+            job.folder.path.mkdir(parents=True)
+            write_atomically(job.folder.path / INITIAL_WEIGHTS, weights)
         out.mkdir(parents=True, exist_ok=True)
         job.write(out)
         return job
@@ -259,6 +266,22 @@ class SubmittedJob:
         why, kind, *_ = [*path.read_text(encoding="utf-8").split("\n"), ""]
         errors = {REFUSED: SitesRefused, WRONG_SETTINGS: UsageError}
         return errors.get(kind, ComityError)(why)
+
+
+def _with_reference(experiment: Experiment) -> tuple[Experiment, bytes]:
+    """The settings with a reference to the file of initial weights instead of its path, and the
+    file in safetensors' format; empty if there is none.
+    """
+    model, file = without_weights(experiment.model)
+    if file and experiment.weights:
+        raise UsageError(
+            f"The model names the weights {file} and --weights names {experiment.weights}: leave"
+            " out one of the two."
+        )
+    if not (file := file or experiment.weights or ""):
+        return experiment, b""
+    content = as_safetensors(file)
+    return experiment.but(model=model, weights=str(WeightsReference.of(content))), content
 
 
 def _last_round(folder: RunFolder) -> int:

@@ -14,18 +14,16 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
-from cryptography.x509.oid import NameOID
 
 from comity.deploy.messages import SignedKey
+from comity.deploy.revocation import Revocations
+from comity.deploy.signatures import Signer, owner, sign, verify
 from comity.errors import UsageError
 from comity.wire.sealing import KEY
-
-Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 
 
 @dataclass(frozen=True)
@@ -37,14 +35,17 @@ class Identity:
     certificate: x509.Certificate
     signer: Signer
     root: x509.Certificate
+    revocations: Revocations | None = None
+    """The revoked certificates; None to check no list."""
 
     @staticmethod
-    def read(startup: Path, whose: str = "client") -> Identity:
+    def read(startup: Path, whose: str = "client", folder: Path | None = None) -> Identity:
         """Read the identity in the `startup` folder of a startup kit.
 
         Arguments:
             startup: the folder
             whose: "client" for a site's kit, "server" for that of the server
+            folder: the folder of the site or operator, which has the list of revoked certificates
         """
         try:
             pems = [(startup / name).read_bytes() for name in (f"{whose}.crt", "rootCA.pem")]
@@ -57,7 +58,7 @@ class Identity:
             ) from why
         if not isinstance(signer, Signer):
             raise UsageError(f"The key in {startup} is of a kind that cannot sign.")
-        return Identity(certificate, signer, root)
+        return Identity(certificate, signer, root, Revocations(folder, root))
 
     @property
     def name(self) -> str:
@@ -67,13 +68,13 @@ class Identity:
     def signed_key(self, run: str, key: X25519PrivateKey) -> SignedKey:
         """The public key that belongs to `key`, signed for one run."""
         public = key.public_key().public_bytes_raw().hex()
-        signature = _sign(self.signer, _signed_text(run, self.name, public))
+        signature = sign(self.signer, _signed_text(run, self.name, public))
         pem = self.certificate.public_bytes(Encoding.PEM).decode()
         return SignedKey(self.name, public, pem, signature.hex())
 
     def sign(self, text: bytes) -> bytes:
         """A signature of a text by the key of the certificate."""
-        return _sign(self.signer, text)
+        return sign(self.signer, text)
 
     def is_signed(self, certificate: str, signature: str, text: bytes) -> bool:
         """Whether a text is signed by the key of this certificate. The certificate itself is not
@@ -81,17 +82,29 @@ class Identity:
         """
         try:
             public = x509.load_pem_x509_certificate(certificate.encode()).public_key()
-            _verify(public, bytes.fromhex(signature), text)
+            verify(public, bytes.fromhex(signature), text)
         except (ValueError, TypeError, InvalidSignature):
             return False
         return True
+
+    def is_revoked(self, signed_key: SignedKey) -> bool:
+        """Whether the certificate of a signed key was revoked."""
+        if self.revocations is None:
+            return False
+        try:
+            certificate = x509.load_pem_x509_certificate(signed_key.certificate.encode())
+        except ValueError:
+            return False
+        return self.revocations.has(certificate)
 
     def public_key(self, run: str, name: str, signed_key: SignedKey) -> X25519PublicKey:
         """The public key in `signed_key`, after all checks.
 
         Raises `UsageError` if the key is not that of the site `name`, was signed for another run,
-        or has a certificate that the root did not issue or that is not valid now.
+        or has a certificate that the root did not issue, that is not valid now or was revoked.
         """
+        if self.is_revoked(signed_key):
+            raise UsageError(f"The certificate of {name} was revoked by the operator.")
         try:
             certificate = x509.load_pem_x509_certificate(signed_key.certificate.encode())
             certificate.verify_directly_issued_by(self.root)
@@ -100,7 +113,7 @@ class Identity:
                 raise ValueError("it has another name")
             if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
                 raise ValueError("it has expired")
-            _verify(
+            verify(
                 certificate.public_key(),
                 bytes.fromhex(signed_key.signature),
                 _signed_text(run, name, signed_key.public),
@@ -111,12 +124,6 @@ class Identity:
                 f"The key that is said to be {name}'s is not: somebody else could read what is"
                 " sealed for it."
             ) from why
-
-
-def owner(certificate: x509.Certificate) -> str:
-    """The common name in a certificate."""
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(names[0].value) if names else ""
 
 
 class SitesKeys:
@@ -185,25 +192,3 @@ def keys_of(
 
 def _signed_text(run: str, name: str, public: str) -> bytes:
     return f"comity passport {run} {name} {public}".encode()
-
-
-def _sign(signer: Signer, text: bytes) -> bytes:
-    if isinstance(signer, rsa.RSAPrivateKey):
-        return signer.sign(text, PSS, SHA256())
-    if isinstance(signer, ec.EllipticCurvePrivateKey):
-        return signer.sign(text, ec.ECDSA(SHA256()))
-    return signer.sign(text)
-
-
-def _verify(public: object, signature: bytes, text: bytes) -> None:
-    if isinstance(public, rsa.RSAPublicKey):
-        public.verify(signature, text, PSS, SHA256())
-    elif isinstance(public, ec.EllipticCurvePublicKey):
-        public.verify(signature, text, ec.ECDSA(SHA256()))
-    elif isinstance(public, ed25519.Ed25519PublicKey):
-        public.verify(signature, text)
-    else:
-        raise ValueError("a certificate of an unknown kind")
-
-
-PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)

@@ -8,6 +8,7 @@ sealed messages of a call. What a body may contain is declared by the method's p
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from comity.base.call import CallId
@@ -48,6 +49,17 @@ class Introduce:
     """The server's version of Comity."""
     schema: str
     """A digest of the common schema; empty if there is none."""
+    revoked: str = ""
+    """The operator's signed list of revoked certificates; empty if there are none."""
+
+
+@record
+class TakeWeights:
+    """Brings the file of initial weights that the settings of the run name; the body is the file,
+    in safetensors' format.
+    """
+
+    run: str
 
 
 @record
@@ -183,6 +195,8 @@ class Introduced:
     """In a run with secure aggregation: the share of the sites that must take part to the end."""
     colluders: int = 0
     """In a run with secure aggregation: how many sites may collude with the server."""
+    needs_weights: bool = False
+    """Whether the site has yet to be sent the initial weights of the run."""
 
 
 @record
@@ -240,6 +254,7 @@ REQUESTS = frozenset(
     (
         Introduce,
         PartyInfo,
+        TakeWeights,
         Begin,
         SignedKey,
         RunCall,
@@ -265,6 +280,24 @@ def pack(head: Any, body: bytes = b"") -> bytes:
     return b"".join([len(encoded_head).to_bytes(LENGTH, "little"), encoded_head, body])
 
 
+class PackedRequests(Mapping[str, bytes]):
+    """Requests by site, each packed when it is read: a model that goes to many sites is in memory
+    once until then.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[Any, bytes]]) -> None:
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> bytes:
+        return pack(*self._parts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
 def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, bytes]:
     """The head and the body of a message.
 
@@ -275,6 +308,12 @@ def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, byte
 
     Raises `CorruptedFile` if the message is too large, incomplete, or of another type.
     """
+    head, body = unpack_view(message, kinds, most)
+    return head, bytes(body)
+
+
+def unpack_view(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, memoryview]:
+    """The head and the body of a message, as `unpack`. The body, which may be large, is no copy."""
     length = int.from_bytes(message[:LENGTH], "little")
     if len(message) > most or length > len(message) - LENGTH:
         raise CorruptedFile(
@@ -286,7 +325,7 @@ def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, byte
     )
     if type(head) not in kinds:
         raise CorruptedFile("A message has no head of a known type.")
-    return head, message[LENGTH + length :]
+    return head, memoryview(message)[LENGTH + length :]
 
 
 def reply_body(packed: bytes) -> bytes:

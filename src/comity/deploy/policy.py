@@ -25,6 +25,7 @@ from comity.deploy.group_size import RECORDS, Group
 from comity.deploy.secure_terms import check_can_be_secure, is_private, is_silent, share_of
 from comity.errors import UsageError, quote, unknown
 from comity.models.named_files import names_files
+from comity.models.referenced_weights import WeightsReference
 from comity.names import display_name
 from comity.plugins import is_code
 from comity.privacy.secagg import SiteLimits
@@ -38,6 +39,8 @@ BUDGET = "budget_"
 CLASS_COUNTS = "class counts"
 NEVER, ALLOWED, REQUIRED = "never", "allowed", "required"
 """The values of `secure_aggregation`."""
+MOST_OVERHEAD = 1 << 10
+"""Bytes by which a request is larger than the file that it brings, at most."""
 SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 TEMPLATE = """\
 # Site policy of {name}: what may run here, and what may leave. Comity reads this file before every
@@ -86,6 +89,11 @@ steps = 100000
 
 # The largest number of weights of a model.
 weights = 1000000000
+
+# The largest file of initial weights that a run may bring along, as in "200 MB". 0 refuses them.
+# They are signed by the researcher, and hold tensors only. But whoever chooses the encoder chooses
+# what "representations" and "means" tell of the records.
+initial_weights = 0
 
 # The most bytes that may leave the site in a run.
 bytes = "10 GB"
@@ -164,6 +172,7 @@ class SitePolicy:
     epochs: int = 100
     steps: int = 100_000
     weights: int = 1_000_000_000
+    initial_weights: int = 0
     bytes: int = 10 * SCALES["GB"]
     message: int = SCALES["GB"]
     records: int = 10
@@ -219,16 +228,41 @@ class SitePolicy:
                     f"{self.name} runs no files that a run names, as {quote(text, 100)}: install a"
                     " package there."
                 )
-        if experiment.weights:
-            raise UsageError(
-                f"{self.name} reads no files that a run names, as {quote(experiment.weights, 100)}."
-            )
+        self._check_initial_weights(experiment.weights)
         for text in (experiment.model, *party_models):
             if names_files(text):
                 raise UsageError(
                     f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base"
-                    " can be a seed only."
+                    " can be a seed only, and the configuration of an hf encoder says which code"
+                    " to run. A package with such a model can be installed there; its weights can"
+                    " come with --weights."
                 )
+
+    def _check_initial_weights(self, setting: str | None) -> None:
+        """Refuse initial weights that are a file here, or a file to be sent that is too large."""
+        if setting is None:
+            return
+        reference = WeightsReference.read(setting)
+        if reference is None:
+            raise UsageError(
+                f"{self.name} reads no files that a run names, as {quote(setting, 100)}."
+            )
+        if reference.size > self.initial_weights:
+            accepts = (
+                f"accepts {size(self.initial_weights)} of initial weights at most, not"
+                f" {size(reference.size)}"
+                if self.initial_weights
+                else "accepts no initial weights with a run"
+            )
+            raise UsageError(
+                f"{self.name} {accepts}. Its operator can allow them: write initial_weights ="
+                f' "{size(_rounded_up(reference.size))}" under [allow] in {NAME} (initial_weights).'
+            )
+        if reference.size + MOST_OVERHEAD > self.message:
+            raise UsageError(
+                f"{self.name} receives messages of {size(self.message)} at most, and the initial"
+                f" weights have {size(reference.size)} (message)."
+            )
 
     def check_submitter(self, submitter: str) -> None:
         """Refuse a run or a profile by its submitter."""
@@ -478,7 +512,7 @@ def _matches(layer: AnyAlgorithm, forbidden: str) -> bool:
 def _value(path: Path, name: str, value: Any) -> Any:
     """A value of the file, checked and converted to the type of its field."""
     kind = {f.name: str(f.type) for f in fields(SitePolicy)}[name]
-    if name in ("bytes", "message", "budget_bytes"):
+    if name in ("bytes", "message", "budget_bytes", "initial_weights"):
         return _bytes(path, name, value)
     if name in ("budget_epsilon", "profile_epsilon"):
         return _epsilon(path, name.removeprefix(BUDGET), value)
@@ -528,6 +562,12 @@ def _bytes(path: Path, name: str, value: Any) -> int:
             f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {quote(value)}."
         )
     return int(float(match[1]) * SCALES[match[2]]) if match else int(value)
+
+
+def _rounded_up(amount: int) -> int:
+    """A number of bytes that is not smaller, with one significant digit."""
+    step = 10 ** (len(str(amount)) - 1)
+    return -(-amount // step) * step
 
 
 def write(folder: Path, name: str, data: str, operator: str = "") -> Path:

@@ -47,7 +47,7 @@ from comity.safe_files import flush_to_disk
 from comity.wire.codec import decode, encode
 
 S = TypeVar("S", SiteKeys, SiteShares, MaskedReply, SurvivorSignature, RevealedShares)
-Ask = Callable[[Mapping[int, Any], Mapping[int, Any], type], Iterator[tuple[int, Any, bytes]]]
+Ask = Callable[[Mapping[int, Any], Mapping[int, Any], type], Iterator[tuple[int, Any, memoryview]]]
 """Sends requests to sites: from heads, contents and the type of the expected replies to (party,
 head, body), as they arrive.
 """
@@ -314,9 +314,9 @@ class _Exchange:
                 continue
             yield i, message
 
-    def _from_site(self, i: int, kind: type[S], body: bytes) -> S:
+    def _from_site(self, i: int, kind: type[S], body: memoryview) -> S:
         """A site's message, which must bear its name."""
-        message = from_bytes(kind, body)
+        message = from_bytes(kind, bytes(body))
         if message.name != self._sums.names[i]:
             raise SecureAggregationError("it sent a message in the name of another site.")
         self._sums.overhead.append(Overhead(i, True, overhead_of(message)))

@@ -35,6 +35,7 @@ from comity.deploy.messages import (
     Introduce,
     Introduced,
     SignedKey,
+    TakeWeights,
     pack,
     unpack,
 )
@@ -50,6 +51,7 @@ from comity.deploy.site_store import run_secret
 from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import check_fits
+from comity.models.referenced_weights import INITIAL_WEIGHTS, WeightsReference
 from comity.names import display_name
 from comity.runs import config
 from comity.runs.config import Experiment
@@ -139,7 +141,7 @@ def serve(
     request = JobRequest.read(order)
     startup = folder / KIT / "startup"
     if identity is None and startup.exists():
-        identity = Identity.read(startup, "server")
+        identity = Identity.read(startup, "server", folder)
     if identity is not None:
         transport = AuthenticatedTransport(transport, identity, request.run)
     run = folder / (PROFILES if request.profile else RUNS) / request.run
@@ -191,9 +193,14 @@ def conduct(
         raise SitesRefused(f"No site is there. {_list_reasons(refusals)}")
     experiment = judged_by(experiment, next(iter(parties.values())).classes)
     server_run = server_run_of(
-        experiment, parties, run.read_plan() if is_resumed else None, run_secret(folder, order.run)
+        run,
+        experiment,
+        parties,
+        run.read_plan() if is_resumed else None,
+        run_secret(folder, order.run),
     )
     secure = secure_limits(server_run, {**parties, **connected})
+    _send_weights(transport, order, run, experiment, connected)
     _begin_at_sites(transport, order, connected, parties)
     with prepared_process(run):
         summary = run.read_summary()
@@ -211,6 +218,8 @@ def conduct(
             for name, why in sorted(refusals.items())
         ]
         warnings += _other_splits(experiment, connected)
+        warnings += _other_versions(connected)
+        warnings += [s.text for s in server_run.context.initial_weights if s.is_partial]
 
         def end_run(summary: Mapping[str, Any]) -> dict[str, Any]:
             failures = _end_at_sites(transport, order, connected, summary["rounds"])
@@ -246,6 +255,17 @@ def _other_splits(experiment: Experiment, sites: Mapping[str, Introduced]) -> li
     ]
 
 
+def _other_versions(sites: Mapping[str, Introduced]) -> list[str]:
+    """Warnings about sites with another version of Comity, which speaks the same protocol."""
+    here = version("comity")
+    return [
+        f"{name} has Comity {site.comity}, the server {here}: they understand each other, but"
+        " results may differ from those of a single version."
+        for name, site in sites.items()
+        if site.comity != here
+    ]
+
+
 def _drop_changed(
     connected: dict[str, Introduced], before: Mapping[str, Introduced], refusals: dict[str, str]
 ) -> None:
@@ -277,11 +297,16 @@ def _check_settings(order: JobRequest, stored: Experiment, classes: int) -> None
 
 
 def server_run_of(
-    experiment: Experiment, sites: Mapping[str, Introduced], plan: str | None, secret: bytes
+    run: RunFolder,
+    experiment: Experiment,
+    sites: Mapping[str, Introduced],
+    plan: str | None,
+    secret: bytes,
 ) -> ServerRun:
     """The run as the server knows it.
 
     Arguments:
+        run: the server's folder of the run, with its initial weights if they are sent to sites
         experiment: the settings
         sites: the descriptions of all sites that take part, by name
         plan: the planned absences of a run that was begun
@@ -296,7 +321,7 @@ def server_run_of(
         tuple(first.black),
         class_names=tuple(first.class_names),
     )
-    common = RunContext(experiment, party_infos)
+    common = RunContext(experiment, party_infos, run_folder=run.path)
     algorithm, info = resolve_method(common)
     if uncalibrated := undecided(algorithm):
         wrapper = uncalibrated[0]
@@ -372,14 +397,15 @@ def introduce(
     """
     called_names = [name for name in names or transport.names if name in transport.names]
     settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
-    request = pack(Introduce(order.run, settings, version("comity"), schema))
+    revoked = transport.revoked if isinstance(transport, AuthenticatedTransport) else ""
+    request = pack(Introduce(order.run, settings, version("comity"), schema, revoked))
     descriptions: dict[str, Introduced] = {}
     refusals = {name: NOT_CONNECTED for name in names if name not in called_names}
     for name, reply in transport.ask(dict.fromkeys(called_names, request), order.deadline):
         head = read_head(reply)
         if not isinstance(head, Introduced):
             refusals[name] = head if isinstance(head, str) else UNEXPECTED
-        elif fault := _find_fault(head):
+        elif fault := _find_fault(head) or _find_wrong_certificate(transport, name, head):
             refusals[name] = fault
         else:
             descriptions[name] = head
@@ -395,6 +421,13 @@ def introduce(
         )
         raise UsageError(f"The sites' data do not fit together: {kinds}.")
     return descriptions, refusals
+
+
+def _find_wrong_certificate(transport: Transport, name: str, site: Introduced) -> str:
+    """Why a site's certificate is not accepted; empty if it is, or if requests need none."""
+    if not isinstance(transport, AuthenticatedTransport):
+        return ""
+    return transport.find_fault(name, site.signed_key)
 
 
 def read_head(reply: bytes | None) -> Any:
@@ -428,6 +461,30 @@ def _find_fault(site: Introduced) -> str:
     ):
         return "the shape of its samples is impossible."
     return "" if math.prod(site.shape) <= MOST_VALUES else "its samples are too large."
+
+
+def _send_weights(
+    transport: Transport,
+    order: JobRequest,
+    run: RunFolder,
+    experiment: Experiment,
+    connected: Mapping[str, Introduced],
+) -> None:
+    """Send the initial weights to the sites that do not have them yet. If one refuses, the run does
+    not begin.
+    """
+    names = [name for name, site in connected.items() if site.needs_weights]
+    reference = WeightsReference.read(experiment.weights)
+    if reference is None or not names:
+        return
+    request = pack(TakeWeights(order.run), reference.read_file(run.path / INITIAL_WEIGHTS))
+    for name, reply in transport.ask(dict.fromkeys(names, request), order.deadline):
+        head = read_head(reply)
+        if not isinstance(head, Done):
+            raise SitesRefused(
+                f"{name} did not take the initial weights:"
+                f" {head if isinstance(head, str) else UNEXPECTED}"
+            )
 
 
 def _begin_at_sites(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -35,6 +36,12 @@ from comity.wire.codec import decode, encode
 
 SIGNED, AUTHENTICATED = b"comity-s", b"comity-m"
 """The first bytes of a request: signed by a certificate's key, or with an HMAC."""
+PROTOCOL = 1
+"""The number of the protocol between server and sites. Versions of Comity with the same number can
+take part in one run. It changes with every message that an earlier version could not read, and with
+every change of what a message means.
+"""
+VERSION = 4  # bytes of the number
 LENGTH = 8  # bytes of a length or a number
 TAG = 32  # bytes of an HMAC
 KEY = 32  # bytes of a key
@@ -76,6 +83,22 @@ class AuthenticatedTransport:
         """The names of the sites that are connected to this job."""
         return self._transport.names
 
+    @property
+    def revoked(self) -> str:
+        """The signed list of revoked certificates; empty if there is none."""
+        revocations = self._identity.revocations
+        return revocations.text if revocations else ""
+
+    def find_fault(self, name: str, signed_key: SignedKey | None) -> str:
+        """Why a site that describes itself is not the one with this name; empty if it is."""
+        if signed_key is None:
+            return "it has shown no certificate."
+        try:
+            self._identity.public_key(self._run, name, signed_key)
+        except UsageError as why:
+            return str(why)
+        return ""
+
     def ask(
         self, requests: Mapping[str, bytes], seconds: float
     ) -> Iterator[tuple[str, bytes | None]]:
@@ -92,10 +115,11 @@ class AuthenticatedTransport:
             signature = self._identity.sign(_opening_text(self._run, request)).hex()
             opening = Opening(self._identity.signed_key(self._run, self._key), signature)
             head = encode(opening)
-            return b"".join([SIGNED, len(head).to_bytes(LENGTH, "little"), head, request])
+            number = PROTOCOL.to_bytes(VERSION, "little")
+            return b"".join([SIGNED, number, len(head).to_bytes(LENGTH, "little"), head, request])
         self._numbers[name] += 1
         number = self._numbers[name].to_bytes(LENGTH, "little")
-        tag = hmac.digest(self._keys[name], number + request, "sha256")
+        tag = _tag(self._keys[name], number, request)
         return b"".join([AUTHENTICATED, number, tag, request])
 
     def _agree(self, name: str, reply: bytes) -> None:
@@ -122,6 +146,7 @@ class RequestAuthenticator:
         self._identity = identity
         self._server = server
         self._openings: set[bytes] = set()
+        self._opening: Opening | None = None
         self._public: X25519PublicKey | None = None
         self._key = b""
         self._number = 0
@@ -140,13 +165,18 @@ class RequestAuthenticator:
         if not self._key or run is None:  # as after a restart of the site
             raise UsageError(f"{self._identity.name} takes no part in that run.")
         number, tag, content = _split(request)
-        if not hmac.compare_digest(hmac.digest(self._key, number + content, "sha256"), tag):
+        if not hmac.compare_digest(_tag(self._key, number, content), tag):
             raise UsageError(NOT_AUTHENTICATED)
         count = int.from_bytes(number, "little")
         if count <= self._number:
             raise UsageError(REPLAYED)
         self._number = count
         return content
+
+    def check_server(self) -> None:
+        """Refuse the server of the last opening if its certificate has been revoked since."""
+        if self._opening is not None and self._identity.is_revoked(self._opening.signed_key):
+            raise UsageError(f"The certificate of {self._server} was revoked by the operator.")
 
     def begin(self, run: str, key: X25519PrivateKey) -> None:
         """Derive the common key for a run whose signed request was accepted."""
@@ -156,6 +186,14 @@ class RequestAuthenticator:
         self._number = 0
 
     def _open_signed(self, request: bytes) -> bytes:
+        # The protocol comes first: of another one, nothing that follows can be read.
+        number = int.from_bytes(request[len(SIGNED) : len(SIGNED) + VERSION], "little")
+        if number != PROTOCOL:
+            raise UsageError(
+                f"{self._identity.name} speaks protocol {PROTOCOL} (Comity {version('comity')}),"
+                f" the server protocol {number}: install a newer Comity where the number is"
+                " smaller."
+            )
         content, opening = _read_opening(request)
         if request in self._openings:
             raise UsageError(REPLAYED)
@@ -166,6 +204,7 @@ class RequestAuthenticator:
         ):
             raise UsageError(NOT_AUTHENTICATED)
         self._openings.add(request)
+        self._opening = opening
         return content
 
 
@@ -176,6 +215,13 @@ def content_of(request: bytes) -> bytes:
     return _split(request)[2] if request.startswith(AUTHENTICATED) else request
 
 
+def _tag(key: bytes, number: bytes, content: bytes) -> bytes:
+    """The HMAC of a number and a content, which may be large and is not copied."""
+    authentication = hmac.new(key, number, "sha256")
+    authentication.update(content)
+    return authentication.digest()
+
+
 def _split(request: bytes) -> tuple[bytes, bytes, bytes]:
     """Number, tag and content of an authenticated request."""
     at = len(AUTHENTICATED)
@@ -184,8 +230,9 @@ def _split(request: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _read_opening(request: bytes) -> tuple[bytes, Opening]:
-    at = len(SIGNED) + LENGTH
-    length = int.from_bytes(request[len(SIGNED) : at], "little")
+    before = len(SIGNED) + VERSION
+    at = before + LENGTH
+    length = int.from_bytes(request[before:at], "little")
     if length > MOST_OPENING or len(request) < at + length:
         raise UsageError(NOT_AUTHENTICATED)
     opening = decode(

@@ -10,7 +10,6 @@ can write to the site's folder is trusted.
 from __future__ import annotations
 
 import csv
-import fcntl
 import hmac
 import io
 import os
@@ -20,9 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
+from comity.deploy.file_lock import lock_file
 from comity.deploy.site_store import secret_of
 from comity.errors import CorruptedFile
-from comity.safe_files import flush_to_disk
+from comity.safe_files import NO_LINK, flush_to_disk
 
 Row = TypeVar("Row")
 CODE = 16  # hexadecimal digits of a row's code
@@ -68,7 +68,7 @@ class SiteLedger(ABC, Generic[Row]):
         if not self._path.exists():
             self._begin()
         with self._path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file)
             if file.seek(0, os.SEEK_END) < self._read:
                 raise self._damaged()
             file.seek(self._read)
@@ -77,9 +77,9 @@ class SiteLedger(ABC, Generic[Row]):
 
     def _begin(self) -> None:
         """Begin the table with what earlier versions of Comity wrote."""
-        fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        fresh = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | NO_LINK, 0o600)
         with os.fdopen(fresh, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file)
             if os.fstat(file.fileno()).st_size:
                 return  # another process was faster
             lines, _ = self._lines(self._earlier(), self.first_code)
@@ -93,7 +93,7 @@ class SiteLedger(ABC, Generic[Row]):
         if not rows:
             return
         lines, code = self._lines(rows, self._code)
-        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW), "r+b") as file:
+        with os.fdopen(os.open(self._path, os.O_RDWR | os.O_APPEND | NO_LINK), "r+b") as file:
             file.truncate(self._read)  # a row that a kill has cut off was never answered
             file.write(lines)
             file.flush()

@@ -10,7 +10,6 @@ sent again, whatever the ranges are.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import time
@@ -19,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,7 @@ from comity.data.profiles import (
 )
 from comity.data.profiles.edges import is_range
 from comity.deploy.data import schema_digest
+from comity.deploy.file_lock import lock_file
 from comity.deploy.group_size import PATIENTS, RECORDS
 from comity.deploy.messages import AskProfile, AskRanges, Ranges
 from comity.deploy.policy import NAME, SitePolicy
@@ -172,13 +171,8 @@ class SiteProfiles:
         return Protection(self._policy.records, max(1, self._policy.profile_rounding), noise)
 
     def _check(self, request: AskRanges | AskProfile) -> None:
-        """Refuse another version or schema, and data of too few records or patients."""
+        """Refuse another schema, and data of too few records or patients."""
         name = self._policy.name
-        if request.comity != (here := version("comity")):
-            raise UsageError(
-                f"{name} has Comity {here}, the server has {request.comity}: install the same on"
-                " both sides."
-            )
         if request.schema != schema_digest(self._dataset.schema):
             raise UsageError(
                 f"The data of {name} follow another schema than the server's: import them again by"
@@ -263,5 +257,5 @@ class SiteProfiles:
     def _locked(self) -> Iterator[None]:
         """Let one process at a time read and change the store."""
         with open_to_update(self._folder / LOCK, create=True) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock_file(file)
             yield

@@ -20,6 +20,7 @@ from comity.base.call import CallId
 from comity.base.record import payload
 from comity.base.samples import PartyData
 from comity.core.algorithm import AnyAlgorithm
+from comity.core.charging import WEIGHTS
 from comity.core.release import PartyFacts
 from comity.core.signature import records_of
 from comity.core.validate import MessageValidator
@@ -50,6 +51,7 @@ from comity.deploy.site_setup import (
     check_order,
     data_digest,
     describe_party,
+    needs_weights,
     restrict_to_party,
 )
 from comity.deploy.site_store import (
@@ -63,6 +65,8 @@ from comity.deploy.site_store import (
 from comity.engines.site import Site
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import METRICS, check_fits
+from comity.models.pretrained import Pretrained
+from comity.models.referenced_weights import INITIAL_WEIGHTS, WeightsReference
 from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
@@ -70,6 +74,8 @@ from comity.runs import config
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import ServerRun, judged_by
+from comity.safe_files import write_atomically
+from comity.training.task import LearningTask
 from comity.wire.sealing import Lock, PairKeys
 
 OFFICIAL = "official"
@@ -154,11 +160,6 @@ class SiteRun:
             raise UsageError("A run's name must be letters and digits.")
         if identity and identity.name != policy.name:
             raise UsageError(f"The certificate of {policy.name} is made out to {identity.name!r}.")
-        if request.comity != (here := version("comity")):
-            raise UsageError(
-                f"{policy.name} has Comity {here}, the server has {request.comity}: install the"
-                " same on both sides."
-            )
         experiment = config.experiment(json.loads(request.settings))
         policy.check_names(experiment, submitter)
         algorithm = algorithms.compose(experiment.algorithm, experiment.set)
@@ -188,10 +189,11 @@ class SiteRun:
             class_names=list(federation.class_names),
             digest=data_digest(at, federation),
             signed_key=identity.signed_key(request.run, key) if identity else None,
-            comity=here,
+            comity=version("comity"),
             split=str(split),
             threshold=policy.threshold if experiment.secure_aggregation else 0.0,
             colluders=policy.colluders if experiment.secure_aggregation else 0,
+            needs_weights=needs_weights(RunFolder(at / "runs" / request.run), experiment),
         )
         begin_folder(
             RunFolder(at / "runs" / request.run),
@@ -283,6 +285,15 @@ class SiteRun:
         )
         return f"run {self.name} ({settings}); {leaving}"
 
+    def take_weights(self, content: bytes) -> None:
+        """Store the file of initial weights, if it is the one that the signed settings name."""
+        reference = WeightsReference.read(self.experiment.weights)
+        if reference is None:
+            raise UsageError(f"Run {self.name} has no initial weights that are sent.")
+        reference.check(content)
+        write_atomically(self.folder.path / INITIAL_WEIGHTS, content, private=True)
+        self.tables.charge_received(0, WEIGHTS, "setup", len(content))
+
     def begin(self, head: messages.Begin, policy: SitePolicy) -> None:
         """Build the party, once the server has sent the descriptions of all parties."""
         if head.parties.get(self.party) != self.introduced.said:
@@ -298,8 +309,7 @@ class SiteRun:
         if policy.records:
             self._check_groups_of(policy, site, server_run)
         policy.check_sites(self._certified_sites(head, names))
-        shapes = site.party.task.shapes.values()
-        policy.check_weights(sum(math.prod(shape) for shape, _ in shapes))
+        policy.check_weights(_weights_of(site.party.task))
         if self.experiment.secure_aggregation:
             check_only_floating(algorithm, server_run.info)
             self.secure = self._secure_site(head, server_run.info.names, policy)
@@ -424,6 +434,14 @@ class SiteRun:
     def _fresh_site(self) -> Site:
         site = self.active.site
         return Site(site.algorithm, site.party, site.root)
+
+
+def _weights_of(task: LearningTask) -> int:
+    """How many weights a model has, with the frozen ones."""
+    trained = sum(math.prod(shape) for shape, _ in task.shapes.values())
+    network = task.network
+    frozen = network.frozen.values() if isinstance(network, Pretrained) else ()
+    return trained + sum(value.numel() for value in frozen)
 
 
 def _no_keys(one: int, other: int) -> bytes:

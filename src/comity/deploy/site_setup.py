@@ -18,6 +18,7 @@ from comity.deploy.site_store import run_secret, secret_of
 from comity.engines.site import Site
 from comity.errors import UsageError
 from comity.metrics.metrics import Metric
+from comity.models.referenced_weights import INITIAL_WEIGHTS, WeightsReference
 from comity.runs import config
 from comity.runs.config import Experiment
 from comity.runs.context import PartyInfo, PartyInfos, RunContext
@@ -59,7 +60,7 @@ def build_site(
         federation.preprocess.black,
         class_names=federation.class_names,
     )
-    common = RunContext(experiment, party_infos)
+    common = RunContext(experiment, party_infos, run_folder=run.path)
     algorithm, info = resolve_method(common)
     names = common.roster.names
     if party not in names:
@@ -120,6 +121,18 @@ def begin_folder(
         raise UsageError(f"Run {run.path.name} was begun with other settings at {party}.")
     if before["fingerprint"] != data:
         raise UsageError(f"The data of {party} have changed since run {run.path.name} was begun.")
+
+
+def needs_weights(run: RunFolder, experiment: Experiment) -> bool:
+    """Whether a run has initial weights that this site has yet to be sent."""
+    reference = WeightsReference.read(experiment.weights)
+    if reference is None:
+        return False
+    try:
+        reference.read_file(run.path / INITIAL_WEIGHTS)
+    except UsageError:
+        return True
+    return False
 
 
 def check_order(order: Mapping[str, Any], run: str, experiment: Experiment, classes: int) -> None:

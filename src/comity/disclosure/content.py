@@ -20,11 +20,13 @@ from comity.disclosure.sent_values import (
     what_left,
 )
 from comity.disclosure.sources import AllRuns, Source
+from comity.models.referenced_weights import WeightsReference
 from comity.names import display_name
 from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
 from comity.privacy.composition import weakest_unit
 from comity.reporting.blocks import Facts, Section, Table
 from comity.text import join_names
+from comity.units import size
 from comity.wire.ledger import SERVER, Charge
 
 HEADS = (
@@ -116,7 +118,21 @@ def _facts(source: Source) -> dict[str, str]:
         "Run": f"{source.summary['rounds']} rounds (exchanges with the others); {source.times()}",
         "Conducted": conducted,
         "Operator": _describe_operator(source),
-    }
+    } | _describe_initial_weights(source)
+
+
+def _describe_initial_weights(source: Source) -> dict[str, str]:
+    """Where the run's initial weights came from, if the researcher gave them."""
+    context = source.server_run.context
+    texts = [start.text.removeprefix("Initial weights: ") for start in context.initial_weights]
+    if reference := WeightsReference.read(context.experiment.weights):
+        name = (
+            f"a file of the researcher, {size(reference.size)}, SHA-256 {reference.digest}, which"
+            " came to this party before round 1. It holds tensors only. Who chooses the encoder"
+            " chooses what representations and their means tell of the records"
+        )
+        texts = [name, *texts]
+    return {"Initial weights": ": ".join(texts)} if texts else {}
 
 
 def _describe_operator(source: Source) -> str:

@@ -308,7 +308,7 @@ def _reopen(
     experiment = run.read_experiment()
     check(run.path, run.config.read_text(encoding="utf-8"), code_of(experiment), trust)
     if place == "server":
-        return server_run_of(experiment, read_parties(run), run.read_plan(), b"")
+        return server_run_of(run, experiment, read_parties(run), run.read_plan(), b"")
     at = run.path.resolve().parent.parent
     _, server_run = build_site(
         run, at, _site_name(run), experiment, _site_data(run, at), read_roster(run.path)

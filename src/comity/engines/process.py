@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import selectors
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 
 import torch
 
@@ -24,9 +24,15 @@ from comity.core.party import Party
 from comity.engines.allocator import keep_freed_memory, trim_memory
 from comity.engines.engine import Scheduler
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Worker, WorkerReply, WorkerRequest, WorkersEngine
+from comity.engines.workers import (
+    Worker,
+    WorkerReply,
+    WorkerRequest,
+    WorkersEngine,
+    always_open,
+)
 from comity.errors import ComityError, UsageError, describe, describe_exit
-from comity.machine import signal_at_end_of_parent
+from comity.machine import can_fork, signal_at_end_of_parent
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
@@ -46,7 +52,7 @@ class ProcessEngine(WorkersEngine):
         scheduler: Scheduler,
         workers: int,
     ) -> None:
-        if "fork" not in multiprocessing.get_all_start_methods():
+        if not can_fork():
             raise UsageError(
                 "The process engine needs a system that can fork: use --engine loop here."
             )
@@ -94,18 +100,24 @@ class ProcessEngine(WorkersEngine):
                 process.join()
         self._channels, self._processes = [], []
 
-    def _exchange(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
-        waiting = set(requests)
+    def _exchange(
+        self,
+        requests: Mapping[int, WorkerRequest],
+        is_open: Callable[[int], bool] = always_open,
+    ) -> Iterator[tuple[int, WorkerReply]]:
+        workers = {self._channels[w]: w for w in requests}
         self._notify(requests)
-        with selectors.DefaultSelector() as ready:
-            for w in waiting:
-                ready.register(self._channels[w], selectors.EVENT_READ, w)
-            while waiting:
-                for event, _ in ready.select():
-                    reply = self._receive(event.data)
-                    if reply["last"]:
-                        waiting.discard(event.data)
-                    yield event.data, reply
+        while workers:
+            for channel in workers:
+                channel.return_files()  # of replies that were reduced meanwhile
+            for channel in wait([c for c, w in workers.items() if is_open(w)]):
+                assert isinstance(channel, Channel)
+                w = workers[channel]
+                reply = self._receive(w)
+                if reply["last"]:
+                    del workers[channel]
+                yield w, reply
+                del reply
 
     def _notify(self, requests: Mapping[int, WorkerRequest]) -> None:
         for w, request in requests.items():

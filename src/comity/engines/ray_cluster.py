@@ -39,6 +39,7 @@ from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 ADDRESS = "RAY_ADDRESS"
 CPU = torch.device("cpu")
 START_SECONDS = 120.0  # the time limit for the start of all actors
+SILENT_SECONDS_VARIABLE = "COMITY_WORKER_SECONDS"
 LOOPBACK = "127.0.0.1"
 LOCAL = {
     # Despite its name, 0 also makes Ray ignore connections from other machines.
@@ -57,7 +58,7 @@ LONGEST_FOLDER_NAME = 40  # in a folder with a longer name, the names of Ray's s
 def check_installed() -> None:
     """Refuse if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UsageError("The ray engine needs more packages: pip install comity[ray].")
+        raise UsageError("The ray engine needs more packages: pip install 'comity[ray]'.")
 
 
 def installed_versions() -> list[str]:
@@ -65,6 +66,22 @@ def installed_versions() -> list[str]:
     from comity import __version__
 
     return [__version__, torch.__version__.partition("+")[0]]
+
+
+def silent_seconds() -> float | None:
+    """The seconds without a reply of any worker after which they count as lost, from
+    COMITY_WORKER_SECONDS. None if there is no limit.
+    """
+    text = os.environ.get(SILENT_SECONDS_VARIABLE, "")
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = 0.0
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UsageError(
+            f"{SILENT_SECONDS_VARIABLE} must be a number of seconds above 0, not {text!r}."
+        )
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -282,8 +299,9 @@ class Cluster:
                 f"The Ray cluster could not start the workers within {START_SECONDS:.0f} seconds."
             ) from why
         except ray.exceptions.RayError as why:
-            raise ComityError(
-                f"A worker could not start on the Ray cluster: {first_line(why)}"
+            raise WorkerLost(
+                f"A worker could not start on the Ray cluster ({first_line(why)}); the run can be"
+                " resumed."
             ) from why
         if other := next(
             (versions for versions, *_ in introductions if versions != versions_here), None

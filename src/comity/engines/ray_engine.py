@@ -10,7 +10,7 @@ requests. If states were lost, the whole run returns to its last checkpoint.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from comity.engines.ray_cluster import (
@@ -21,12 +21,14 @@ from comity.engines.ray_cluster import (
     first_line,
     get_all,
     idle_actors,
+    silent_seconds,
     worker_lost,
 )
-from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine
+from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine, always_open
 from comity.errors import ComityError
 from comity.wire.bundles import pack_for, unpack
 
+UNREAD_REPLIES = 4  # of an actor, which waits until one of them is read
 MAX_REPLACED = 3  # actors that are replaced in one run before it fails
 
 
@@ -39,6 +41,7 @@ class RayEngine(WorkersEngine):
         check_installed()
         super().__init__(loads, max(1, min(workers, len(loads))))
         self._recipe = recipe
+        self._silent_seconds = silent_seconds()
         self._notifications: list[Any] = []
         """Requests that need no reply. Their errors are raised at the next exchange."""
         self._replaced = 0
@@ -86,7 +89,11 @@ class RayEngine(WorkersEngine):
         if error := next(filter(None, get_all(references)), ""):
             raise ComityError(f"A worker on the Ray cluster cannot take part: {error}")
 
-    def _exchange(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
+    def _exchange(
+        self,
+        requests: Mapping[int, WorkerRequest],
+        is_open: Callable[[int], bool] = always_open,
+    ) -> Iterator[tuple[int, WorkerReply]]:
         import ray
 
         self._check_notifications()
@@ -97,7 +104,11 @@ class RayEngine(WorkersEngine):
         }
         streams = self._send(remaining)
         while streams:
-            (stream, *_), _ = ray.wait(list(streams), num_returns=1)
+            open_streams = [stream for stream, w in streams.items() if is_open(w)]
+            ready, _ = ray.wait(open_streams, num_returns=1, timeout=self._silent_seconds)
+            if not ready:
+                raise worker_lost(TimeoutError(f"no reply within {self._silent_seconds:g} seconds"))
+            (stream,) = ready
             w = streams[stream]
             try:
                 reply = self._receive(next(stream))
@@ -118,7 +129,9 @@ class RayEngine(WorkersEngine):
         headers, bundles = pack_for(requests)
         stored = [ray.put(bundle) for bundle in bundles]
         return {
-            self._actors[w].handle.remote(header, *(stored[g] for g in bundle_numbers)): w
+            self._actors[w]
+            .handle.options(_generator_backpressure_num_objects=UNREAD_REPLIES)
+            .remote(header, *(stored[g] for g in bundle_numbers)): w
             for w, (header, bundle_numbers) in headers.items()
         }
 

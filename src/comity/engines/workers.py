@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,26 @@ from comity.core.runner import SUMMED, Overhead
 from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
+from comity.errors import ComityError
 from comity.metrics.evaluation import Evaluation
 from comity.wire.sealing import Lock
 
 WorkerRequest = dict[str, Any]
 """A request to a worker: `do`, and its arguments; `messages` are by party."""
 WorkerReply = dict[str, Any]
-"""A worker's reply: `answers` by party, the parties that are `keeping` a state, and the `sum` of
-replies, or the `saved` states. The `last` reply to a request says so.
+"""A worker's reply: `answers` by party and their `bytes`, the parties that are `keeping` a state,
+and the `sum` of replies, or the `saved` states. The `last` reply to a request says so.
 """
 
 # Results are sent in batches: few messages for many small results, progress updates for slow ones,
 # and large ones while they are in the cache.
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
+WINDOW_BYTES = 128 << 20
+"""The bytes of results that a worker may send before those of earlier parties have come."""
+NOT_SHARED = (
+    "A worker is on a machine that does not share the folder {}: workers write their parties'"
+    " states there, so --out must be on a disk that all machines share."
+)
 
 
 def assign_parties(
@@ -53,6 +61,50 @@ def assign_parties(
     return [sorted(ids) for ids in assigned]
 
 
+class Window:
+    """Which workers may send further results. Results are used in party order, so that early ones
+    fill the server's memory until those of earlier parties have come.
+
+    The worker that has the next party in order may always send.
+    """
+
+    def __init__(self, requests: Mapping[int, WorkerRequest], order: Sequence[int]) -> None:
+        self._requests = requests
+        self._order = order
+        self._position = {i: n for n, i in enumerate(order)}
+        self._due = 0
+        """The position of the first party whose result has not come."""
+        self._arrived = [False] * len(order)
+        # By worker: the last position and the bytes of each batch, oldest first.
+        self._batches: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
+
+    def add(self, w: int, results: Iterable[int], size: int) -> None:
+        """A worker has sent results of these parties, of so many bytes in total."""
+        positions = [self._position[i] for i in results]
+        for n in positions:
+            self._arrived[n] = True
+        while self._due < len(self._order) and self._arrived[self._due]:
+            self._due += 1
+        if positions:
+            self._batches[w].append((max(positions), size))
+
+    def is_open(self, w: int) -> bool:
+        """Whether a worker may send."""
+        batches = self._batches[w]
+        while batches and batches[0][0] < self._due:
+            batches.popleft()
+        if sum(size for last, size in batches if last >= self._due) <= WINDOW_BYTES:
+            return True
+        return self._due < len(self._order) and (
+            self._order[self._due] in self._requests[w]["messages"]
+        )
+
+
+def always_open(w: int) -> bool:
+    """Of requests with one reply."""
+    return True
+
+
 class WorkersEngine(Engine):
     """Parties at several workers. A message goes to the worker that has its party."""
 
@@ -63,9 +115,13 @@ class WorkersEngine(Engine):
         self._worker_of: dict[int, int] = {}
 
     @abstractmethod
-    def _exchange(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
+    def _exchange(
+        self,
+        requests: Mapping[int, WorkerRequest],
+        is_open: Callable[[int], bool] = always_open,
+    ) -> Iterator[tuple[int, WorkerReply]]:
         """Send requests to workers and yield their replies as they arrive. Each worker replies at
-        least once.
+        least once. The replies of a worker that is not open have to wait, which slows it down.
         """
 
     @abstractmethod
@@ -163,7 +219,10 @@ class WorkersEngine(Engine):
             for w in range(self._workers)
         }
         saved = {w: reply["saved"] for w, reply in self._exchange(requests)}
-        return [Saved(*item) for w in sorted(saved) for item in saved[w]]
+        states = [Saved(*item) for w in sorted(saved) for item in saved[w]]
+        if any(not (folder / state.file).is_file() for state in states):
+            raise ComityError(NOT_SHARED.format(folder))
+        return states
 
     @property
     def workers_by_party(self) -> Mapping[int, int]:
@@ -200,9 +259,11 @@ class WorkersEngine(Engine):
 
     def _results(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, Any]]:
         """Send requests to workers and yield their parties' results as they arrive."""
-        for w, reply in self._exchange(requests):
+        window = Window(requests, sorted(i for r in requests.values() for i in r["messages"]))
+        for w, reply in self._exchange(requests, window.is_open):
             self._worker_of |= dict.fromkeys(reply["keeping"], w)
             results: dict[int, Any] = reply.pop("answers")
+            window.add(w, results, reply["bytes"])
             while results:  # each result is freed as soon as it is passed on
                 i = next(iter(results))
                 yield i, results.pop(i)
@@ -247,19 +308,19 @@ class Worker:
                     {i: version and CallId(*version) for i, version in request["versions"].items()}
                 )
             case "save":
-                yield {
-                    "saved": [
-                        tuple(saved)
-                        for saved in sites.save(Path(request["folder"]), request["round"])
-                    ],
-                    "last": True,
-                }
+                yield {"saved": [tuple(saved) for saved in self._save(request)], "last": True}
             case "load":
                 versions = {i: CallId(*version) for i, version in request["versions"].items()}
                 sites.load(
                     Path(request["folder"]), [Saved(*s) for s in request["states"]], versions
                 )
                 yield {"last": True}
+
+    def _save(self, request: WorkerRequest) -> list[Saved]:
+        try:
+            return self._sites.save(Path(request["folder"]), request["round"])
+        except FileNotFoundError as why:
+            raise ComityError(NOT_SHARED.format(request["folder"])) from why
 
     def _sum_results(
         self, results: Iterator[tuple[int, PartyResult]], weights: Mapping[int, float]
@@ -296,6 +357,7 @@ class Worker:
                 reply = {
                     "answers": ready,
                     "keeping": self._sites.release(ready),
+                    "bytes": size,
                     "last": not count,
                 }
                 ready = {}

@@ -34,21 +34,18 @@ class Folds:
     """Their standard errors due to the choice of test samples."""
 
     @property
-    def freedom(self) -> int:
-        """The degrees of freedom of `training_variance`."""
-        return len(self.gains) - len(self.gains) // self.number
+    def repeats(self) -> int:
+        """The number of repeats of cross-validation."""
+        return len(self.gains) // self.number
 
     @property
-    def training_variance(self) -> float:
-        """The variance of the mean gain that is due to training, beside that of test samples.
+    def between(self) -> float:
+        """The variance between runs beyond that of their test samples.
 
-        Runs differ by more than their test samples explain, as each has another training set and
-        another start. The training sets of two folds overlap, so the runs are not independent: the
-        factor is that of Nadeau and Bengio (2003), 1 / runs + test size / training size.
+        Each run has another training set and another start.
         """
-        between = statistics.variance(self.gains)
-        within = statistics.fmean(error**2 for error in self.errors)
-        return max(0.0, between - within) * (1 / len(self.gains) + 1 / (self.number - 1))
+        variance = statistics.variance(self.gains)
+        return max(0.0, variance - statistics.fmean(error**2 for error in self.errors))
 
     @staticmethod
     def average(parties: Sequence[Folds]) -> Folds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -116,30 +116,51 @@ def evaluate(
     samples, whose scores would then be too good.
     """
 
-    def logits_of(part: Samples) -> Tensor:
-        return (
-            in_chunks(lambda x: task.logits(theta, x), part.x) if len(part) else torch.zeros(0, 1)
-        )
+    return evaluate_logits(
+        lambda x: in_chunks(lambda chunk: task.logits(theta, chunk), x),
+        task.classes,
+        data,
+        final,
+        metric,
+        calibration,
+    )
+
+
+def evaluate_logits(
+    logits_of: Callable[[Tensor], Tensor],
+    classes: int,
+    data: PartyData,
+    final: bool,
+    metric: str = ACCURACY.name,
+    calibration: Calibration = UNCALIBRATED,
+) -> Evaluation:
+    """Evaluate a model, given as the function from inputs to logits, as `evaluate` does.
+
+    `classes` is their number; 0 where the label is a number.
+    """
+
+    def logits_on(part: Samples) -> Tensor:
+        return logits_of(part.x) if len(part) else torch.zeros(0, 1)
 
     names = _except_accuracy([metric])
-    validation = _score(task, logits_of(data.validation), data.validation.y, names, data.unit)
-    logits = logits_of(data.test)
+    validation = _score(classes, logits_on(data.validation), data.validation.y, names, data.unit)
+    logits = logits_on(data.test)
     if len(data.test):
         logits = calibration.apply(logits)
     if not final:
-        return Evaluation(validation, _score(task, logits, data.test.y, names, data.unit), None)
-    fitting = [fitting_metric.name for fitting_metric in metrics_for(task.classes)]
+        return Evaluation(validation, _score(classes, logits, data.test.y, names, data.unit), None)
+    fitting = [fitting_metric.name for fitting_metric in metrics_for(classes)]
     all_names = _except_accuracy(dict.fromkeys([*fitting, metric]))
-    answers = (
-        _answers(logits, data.test.y) if task.classes else _amounts(logits, data.test.y, data.unit)
+    answers = _answers(logits, data.test.y) if classes else _amounts(logits, data.test.y, data.unit)
+    return Evaluation(
+        validation, _score(classes, logits, data.test.y, all_names, data.unit), answers
     )
-    return Evaluation(validation, _score(task, logits, data.test.y, all_names, data.unit), answers)
 
 
 def score_model(task: LearningTask, theta: Params, on: Samples, unit: float = 1.0) -> Score:
     """Return the accuracy and loss of a model on samples; `unit` is that of a label."""
     return (
-        _score(task, in_chunks(lambda x: task.logits(theta, x), on.x), on.y, [], unit)
+        _score(task.classes, in_chunks(lambda x: task.logits(theta, x), on.x), on.y, [], unit)
         if len(on)
         else NOTHING
     )
@@ -154,12 +175,10 @@ def _except_accuracy(names: Iterable[str]) -> list[str]:
     return [name for name in names if name != ACCURACY.name]
 
 
-def _score(
-    task: LearningTask, logits: Tensor, y: Tensor, metrics: Sequence[str], unit: float
-) -> Score:
+def _score(classes: int, logits: Tensor, y: Tensor, metrics: Sequence[str], unit: float) -> Score:
     if not len(y):
         return NOTHING
-    if not task.classes:
+    if not classes:
         return Score(
             0, len(y), float(squared_error(logits, y)), _figures(logits * unit, y * unit, metrics)
         )

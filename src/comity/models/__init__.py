@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from importlib.metadata import entry_points
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from comity.models.stack import Stack
 from comity.models.weight_files import load_weights
 from comity.models.zoo import ZOO
 from comity.plugins import call_from_file, is_code
-from comity.spec import call, format_value, parse
+from comity.spec import bind_options, call, format_value, parse
 from comity.training.task import Network
 
 Pair = tuple[nn.Module, nn.Module]
@@ -28,6 +29,10 @@ CustomModel = Pair | Callable[[tuple[int, ...], int], Pair | Stack]
 """A network passed from Python: an (encoder, head) pair, or a function of the sample shape and the
 number of classes that returns one.
 """
+INSTALLED = "comity.models"
+"""The group of entry points by which installed packages have networks of their own."""
+AUTO = "auto"
+"""The value of the setting `model` for a network that is chosen by the data."""
 MODULES = "modules"
 """The value of the setting `model` for a network passed from Python."""
 
@@ -74,6 +79,11 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
         raise UsageError(
             "The model was given from Python as modules: give the same again, with model=..."
         )
+    if model == AUTO:
+        raise UsageError(
+            "model=auto is for 'comity run' and 'comity compare' on tables in a simulation: name a"
+            " network here, as in --model linear."
+        )
     if is_code(model):
         builder = partial(call_from_file, model, "build", shape, classes)
         return _call_builder(f"What build of {model} returns", builder, shape, classes, redraw)
@@ -85,12 +95,36 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
         network = _with_given(modules, encoder.given, redraw)
         return load_weights(network, encoder.weights) if encoder.weights else network
     if spec.name not in ZOO:
-        raise unknown("model", spec.name, [*ZOO, *ENCODERS])
+        installed = _installed_builder(spec.name)
+        with_options = partial(installed, **bind_options(spec, installed, fixed=2))
+        return _call_builder(
+            f"What {spec.name} builds",
+            partial(_try_builder, f"The builder of {spec.name}", with_options, shape, classes),
+            shape,
+            classes,
+            redraw,
+        )
     # `base` is a seed, which may be 0, or a folder.
     values = [*spec.args, *(v for k, v in spec.options.items() if k != "base")]
     if not all(_is_positive(value) for value in values):
         raise UsageError(f"{spec} is out of range: the options of {spec.name} must be positive.")
     return call(spec, ZOO[spec.name], shape, classes)
+
+
+def _installed_builder(name: str) -> Callable[..., object]:
+    """Return the function of an installed package that builds a network: an entry point of the
+    group `comity.models`.
+    """
+    entries = {entry.name: entry for entry in entry_points(group=INSTALLED)}
+    if name not in entries:
+        raise unknown("model", name, [*ZOO, *ENCODERS, *entries])
+    try:
+        builder: Callable[..., object] = entries[name].load()
+    except Exception as why:
+        raise UsageError(
+            f"The package of the model {name} cannot be imported: {type(why).__name__}: {why}"
+        ) from why
+    return builder
 
 
 def _is_positive(value: object) -> bool:
@@ -233,6 +267,7 @@ def catalogue() -> list[dict[str, str]]:
     """Return the rows that `comity list models` prints."""
     rows = []
     builders: dict[str, Callable[..., object]] = {**ZOO, **ENCODERS}
+    builders |= {e.name: _installed_builder(e.name) for e in entry_points(group=INSTALLED)}
     for name, builder in builders.items():
         options = list(inspect.signature(builder).parameters.values())[2:]
         rows.append(

@@ -40,6 +40,18 @@ def named_files(model: str) -> list[Path]:
     return files
 
 
+def without_weights(model: str) -> tuple[str, str]:
+    """Return the setting `model` without its option `weights`, and the file that this names; an
+    empty text if it names none.
+    """
+    spec = parse(model)
+    file = _paths(spec).get("weights")
+    if file is None:
+        return model, ""
+    options = {name: value for name, value in _options(spec).items() if name != "weights"}
+    return str(replace(spec, args=(), options=options)), str(file)
+
+
 def located(model: str) -> str:
     """Return the setting `model` with absolute paths, so that a run can be resumed from any working
     directory.

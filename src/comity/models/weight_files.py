@@ -98,6 +98,15 @@ def read_tensors(file: str) -> Params:
         raise UsageError(f"{file} cannot be read as weights: {_reason(why)}.") from why
 
 
+def as_safetensors(file: str) -> bytes:
+    """Return the tensors in a file in safetensors' format, in which nothing can be run."""
+    from safetensors.torch import save
+
+    return bytes(
+        save({name: value.contiguous().clone() for name, value in read_tensors(file).items()})
+    )
+
+
 def _read_safetensors(path: Path) -> Params:
     from safetensors import SafetensorError
     from safetensors.torch import load_file

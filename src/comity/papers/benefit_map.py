@@ -191,7 +191,8 @@ def _matching(by_column: Mapping[str, Place], patterns: Sequence[str]) -> list[P
     ]
 
 
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def numeric_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown whose columns after the first are numbers."""
     rule = ["---", *["---:"] * (len(heads) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [heads, rule, *rows])
 
@@ -214,7 +215,7 @@ def _gains(selected: Sequence[Place]) -> str:
                 *(by_method.get(title, "") for title in titles),
             ]
         )
-    return _markdown(["setting", "tested on (a party × parties)", "SOLO", *titles], rows)
+    return numeric_table(["setting", "tested on (a party × parties)", "SOLO", *titles], rows)
 
 
 def _recommendations(selected: Sequence[Place]) -> str:
@@ -233,7 +234,7 @@ def _recommendations(selected: Sequence[Place]) -> str:
                     size(round(cheapest.bytes)),
                 ]
             )
-    return _markdown(
+    return numeric_table(
         ["setting", "best that clearly helps", "cheapest within noise of it", "its bytes a party"],
         rows,
     )
@@ -271,7 +272,7 @@ def _certainty(selected: Sequence[Place]) -> list[str]:
         f" anything, about {chance:.0f} of each would come out so by chance. The best of several is"
         " named after looking, so its gain is flattered: trust what neighbouring settings repeat."
     )
-    return [_markdown(heads, rows), text]
+    return [numeric_table(heads, rows), text]
 
 
 # The picture is a file of the repository, which a test compares with the data. It is written as

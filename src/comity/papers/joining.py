@@ -18,6 +18,10 @@ from comity.papers.reproduction import Reproduction
 
 AND = " && "
 """The separator between the commands of the parts."""
+OF_LIST = " and "
+"""The separator of commits, and of processors."""
+EARLIER = "a processor that was not recorded"
+"""What stands for the processor of a part of an earlier version."""
 SAME = 1e-9
 """The largest difference, in percent, at which two figures count as equal."""
 ByRun = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -42,13 +46,21 @@ def join(first: Reproduction, more: Reproduction) -> Reproduction:
     return replace(
         first,
         command=f"{first.command}{AND}{more.command}",
-        code=" and ".join(dict.fromkeys([*first.code.split(" and "), *more.code.split(" and ")])),
+        code=_either(first.code, more.code),
+        processors=_either(first.processors or EARLIER, more.processors or EARLIER)
+        if first.processors or more.processors
+        else "",
         seconds=round(first.seconds + more.seconds, 1),
         memory=max(first.memory, more.memory),
         settings=settings,
         cells=_cells(first, more),
         warning=" ".join(filter(None, (first.warning, _apart(both), more.warning))),
     )
+
+
+def _either(first: str, more: str) -> str:
+    """Join two lists that are texts, each entry once."""
+    return OF_LIST.join(dict.fromkeys([*first.split(OF_LIST), *more.split(OF_LIST)]))
 
 
 def _settings(table: str, first: ByRun, more: ByRun) -> ByRun:

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from comity.measure.conventions import mean_curve
-from comity.papers import Claim, Kind, Table, benefit_map
+from comity.papers import Claim, Kind, Table, benefit_map, board
 from comity.papers.cells import ACCURACIES, Cell
 from comity.papers.claims import Verdict, untested, verdicts
 from comity.papers.coverage import coverage_table
@@ -24,7 +24,7 @@ DATA_FOLDER = "data"
 """The folder beside the pages with the files that they are generated from."""
 WORDS = ("intro.txt", "prices.txt")
 """Handwritten files in it: the first and the last part of the page of all claims."""
-OWN_NAMES = {benefit_map.MAP: "when-it-helps"}
+OWN_NAMES = {benefit_map.MAP: "when-it-helps", board.NAME: "board"}
 """The file names of pages that do not have the name of their table."""
 COURSE = 8
 """The number of evenly spaced rounds in the table of a run's course."""
@@ -411,7 +411,10 @@ def _tested(reproductions: Sequence[Reproduction]) -> str:
     return _table(("table", "claim", "column", *VERDICT, "time of all runs"), rows)
 
 
-OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {benefit_map.MAP: benefit_map.page}
+OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {
+    benefit_map.MAP: benefit_map.page,
+    board.NAME: board.page,
+}
 """Functions for the pages of tables with another layout, by name."""
 PICTURES: dict[str, Callable[[Reproduction], str]] = {benefit_map.MAP: benefit_map.picture}
 """Functions for the SVG pictures of tables that have one, by name."""

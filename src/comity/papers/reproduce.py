@@ -142,12 +142,25 @@ def measure_resources(finished: dict[tuple[str, str], list[Outcome]]) -> Resourc
 
 def code_of(finished: dict[tuple[str, str], list[Outcome]]) -> str:
     """Return the commits that the runs were made with."""
-    commits = dict.fromkeys(
-        RunFolder(outcome.folder).read_environment().get("code", "an unknown commit")
-        for of_row in finished.values()
-        for outcome in of_row
+    return " and ".join(_of_environments(finished, "code", "an unknown commit"))
+
+
+def processors_of(finished: dict[tuple[str, str], list[Outcome]]) -> str:
+    """Return the processors that the runs were made on."""
+    return " and ".join(_of_environments(finished, "processor", "an unknown processor"))
+
+
+def _of_environments(
+    finished: dict[tuple[str, str], list[Outcome]], name: str, default: str
+) -> list[str]:
+    """Return the different values that the environments of the runs have for a name."""
+    return list(
+        dict.fromkeys(
+            str(RunFolder(outcome.folder).read_environment().get(name, default))
+            for of_row in finished.values()
+            for outcome in of_row
+        )
     )
-    return " and ".join(commits)
 
 
 @dataclass(frozen=True)

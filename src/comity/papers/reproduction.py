@@ -42,6 +42,8 @@ class Reproduction:
     settings: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """The settings, by the names of run and row."""
     cells: Sequence[Cell]
+    processors: str = ""
+    """The processors that the runs were made on; empty in files of earlier versions."""
     warning: str = ""
     """For a table that was joined from parts: how far these agree."""
 
@@ -53,7 +55,8 @@ class Reproduction:
     @property
     def origin(self) -> str:
         """The command and the code of the runs, as text for a page."""
-        return f"`{self.command}`, run at {self.code}. {self.warning}".rstrip()
+        on = f" on {self.processors}" if self.processors else ""
+        return f"`{self.command}`, run at {self.code}{on}. {self.warning}".rstrip()
 
     @property
     def seeds(self) -> list[int]:
@@ -159,6 +162,7 @@ def read(path: Path) -> Reproduction:
     return Reproduction(
         **{name: plain[name] for name in about},
         cells=cells,
+        processors=plain.get("processors", ""),
         warning=plain.get("warning", plain.get("remark", "")),
     )
 

@@ -29,7 +29,7 @@ ten-thousandth and takes ten times as long.
 ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp-accounting)",
     "renyi": (
-        "Rényi accounting, which is looser (pip install comity[privacy] for privacy loss"
+        "Rényi accounting, which is looser (pip install 'comity[privacy]' for privacy loss"
         " distributions)"
     ),
 }

@@ -21,6 +21,7 @@ from comity.reporting.labels import check_labels
 from comity.reporting.page import Page
 from comity.reporting.sections.again import again
 from comity.reporting.sections.answer import answer, rank_methods
+from comity.reporting.sections.answer import methods as methods_section
 from comity.reporting.sections.curves import curves
 from comity.reporting.sections.data import data
 from comity.reporting.sections.gains import gains
@@ -130,7 +131,8 @@ def build_sections(
         return space(group, mapped, seconds, not quick)
 
     builders: list[tuple[str, str, Callable[[], Section]]] = [
-        ("answer", "The answer", lambda: answer(group, folder, target)),
+        ("answer", "The answer", lambda: answer(group, folder)),
+        ("methods", "The methods", lambda: methods_section(group, folder, target)),
         ("curves", f"How {group.metric.title} grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),
@@ -139,7 +141,7 @@ def build_sections(
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
     omitted = {"space"} if group.between_sites else set()
-    if group.site and not (group.solo and group.others):
+    if group.site and not (group.baseline and group.others):
         omitted |= {"gains"}  # a site has nothing to compare its figures with
     sections = []
     for name, title, build in builders:
@@ -160,6 +162,7 @@ def methods_to_map(group: Group, names: Sequence[str] | None) -> list[Method]:
     if names is not None:
         return [finished[name] for name in names if name in finished]
     ranked = [row.method for row in rank_methods(group)[0] if row.method.finished]
+    ranked = [m for m in ranked if not m.of_scikit_learn]  # they have no representations
     return [*[m for m in ranked if not m.alone][:3], *[m for m in ranked if m.alone]]
 
 

@@ -31,7 +31,7 @@ def fold_runs(group: Group, method: Method) -> list[FoldRun]:
 
 def too_few_in_folds(group: Group) -> dict[int, list[str]]:
     """Return the parties with too few samples in all folds together, by repeat."""
-    runs = {run.seed: run for run in fold_runs(group, group.solo)} if group.solo else {}
+    runs = {run.seed: run for run in fold_runs(group, group.baseline)} if group.baseline else {}
     too_few = {}
     for first, seeds in by_repeat(runs, group.folds).items():
         of_repeat = [runs[seed].answers for seed in seeds]
@@ -50,7 +50,7 @@ def too_few_in_folds(group: Group) -> dict[int, list[str]]:
 
 def _classes(group: Group) -> int:
     """Return the number of classes that occur in any party's samples."""
-    runs = group.solo.finished if group.solo else []
+    runs = group.baseline.finished if group.baseline else []
     return 1 + max(int(answers.truth.max()) for run in runs for answers in run.answers.values())
 
 

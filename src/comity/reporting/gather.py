@@ -12,17 +12,18 @@ from typing import Any
 from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.metrics.metrics import ACCURACY, Metric
-from comity.names import display_name
+from comity.names import OWN_MODEL, OWN_MODELS, display_model, display_name
 from comity.reporting.readable import Run
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import TRACES, RunFolder
 from comity.safe_files import check_no_links
 from comity.spec import parse
+from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline
 from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
-SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard"}
+SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard", "wandb"}
 """Folders whose runs, if any, are not methods of the report."""
 
 
@@ -35,8 +36,18 @@ class Method:
 
     @property
     def alone(self) -> bool:
-        """Whether the method is SOLO, training alone, under whatever name."""
-        return self._is(SOLO)
+        """Whether parties train alone: SOLO, under whatever name, or models of their own."""
+        return self._is(SOLO) or self.of_scikit_learn
+
+    @property
+    def of_scikit_learn(self) -> bool:
+        """Whether these are plain models, or each party's own model, which may be one."""
+        return any(map(self._is, OWN_MODELS))
+
+    @property
+    def own_model(self) -> bool:
+        """Whether these are each party's own models."""
+        return self._is(OWN_MODEL)
 
     @property
     def pools(self) -> bool:
@@ -73,13 +84,19 @@ class Group:
         return [run for method in self.methods for run in method.runs]
 
     @property
-    def solo(self) -> Method | None:
-        """SOLO, if it was run."""
-        return next((m for m in self.methods if m.alone), None)
+    def baseline(self) -> Method | None:
+        """What gains are over: each party's own model, or SOLO if there are none."""
+        own = next((m for m in self.methods if m.own_model), None)
+        return own or next((m for m in self.methods if m.alone), None)
+
+    @property
+    def over(self) -> Baseline:
+        """The name of the baseline."""
+        return OVER_OWN_MODEL if self.baseline and self.baseline.own_model else OVER_SOLO
 
     @property
     def others(self) -> list[Method]:
-        """All methods except SOLO."""
+        """All methods except those in which parties train alone."""
         return [m for m in self.methods if not m.alone]
 
     @cached_property
@@ -94,11 +111,13 @@ class Group:
         """Return the finished runs of a method that can be averaged party by party."""
         return method.finished if self.same_parties else method.finished[:1]
 
-    def solo_run(self, run: Run) -> Run | None:
-        """Return the finished SOLO run with the seed of this run, and so with the same split."""
-        if self.solo is None:
+    def baseline_run(self, run: Run) -> Run | None:
+        """Return the baseline's finished run with the seed of this run, and so with the same
+        split.
+        """
+        if self.baseline is None:
             return None
-        return next((r for r in self.solo.finished if r.seed == run.seed), None)
+        return next((r for r in self.baseline.finished if r.seed == run.seed), None)
 
     @property
     def experiment(self) -> Experiment | None:
@@ -156,14 +175,14 @@ class Group:
             place = f"at {self.site}, between sites"
         elif self.between_sites:
             place = f"between {max(len(run.amounts) for run in self.runs)} sites"
-        return f"{place}, {e.model}, {e.rounds} rounds"
+        return f"{place}, {display_model(e.model)}, {e.rounds} rounds"
 
 
 def gather(folder: Path, trust: bool = False) -> list[Group]:
     """Return the runs in a folder, grouped by their data.
 
-    Methods are in the order in which their first runs started, with SOLO first. With `trust`, runs
-    of other people may execute the Python files that their settings name.
+    Methods are in the order in which their first runs started, after SOLO and own models. With
+    `trust`, runs of other people may execute the Python files that their settings name.
 
     Raises:
         UsageError: if the folder does not exist or has no runs

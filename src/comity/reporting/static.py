@@ -292,7 +292,7 @@ def _meaning_of_spread(cells: Iterable[str]) -> list[str]:
     )
 
 
-BOLD = ("over SOLO", "worst")
+BOLD = ("over SOLO", "over own model", "worst")
 """The columns beside the metric's whose largest figure is in bold."""
 
 

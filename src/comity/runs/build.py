@@ -30,6 +30,7 @@ from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import Batched, gains_by_stacking
 from comity.engines.watched import Watched
 from comity.errors import UsageError
+from comity.machine import can_fork
 from comity.metrics.calibration import calibration_split
 from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import LEAST, LEAST_OF_CLASS, METRICS, TWO, check_fits
@@ -282,7 +283,17 @@ def _without_effect(experiment: Experiment) -> tuple[str, ...]:
             f"workers={workers} has no effect with engine=loop, which runs one party after another:"
             " use engine=process.",
         )
+    if (experiment.engine == "process" or workers > 1) and not _has_workers(experiment):
+        return (
+            "This system cannot fork worker processes: parties are run in one process instead, one"
+            " after another, with the same results.",
+        )
     return ()
+
+
+def _has_workers(experiment: Experiment) -> bool:
+    """Whether the experiment can have worker processes here."""
+    return experiment.engine == "ray" or can_fork()
 
 
 def _check_custom_metric(job: SimulatedRun) -> None:
@@ -335,6 +346,10 @@ def _engine(job: SimulatedRun, device: torch.device) -> tuple[str, int]:
     """The engine and its number of workers, chosen for the job if the experiment names none."""
     experiment = job.experiment
     workers = experiment.workers or min(cores(), len(job.parties))
+    if not _has_workers(experiment):
+        workers = 1
+        if experiment.engine == "process":
+            return "loop", workers
     if experiment.engine != "auto":
         return experiment.engine, workers
     if (

@@ -30,7 +30,7 @@ def caveats(summary: Mapping[str, Any]) -> list[str]:
         *_withheld(withheld, as_of),
         *_at_the_end({party: t for party, t in as_of.items() if party not in withheld}),
         *_diverged(summary.get("diverged", ())),
-        *_one_class(summary),
+        *one_class(summary),
     ]
 
 
@@ -118,43 +118,77 @@ def _diverged(parties: Sequence[str]) -> list[str]:
     )
 
 
-def _one_class(summary: Mapping[str, Any]) -> list[str]:
+RECALL = ("specificity", "sensitivity")
+"""The metric of each of two classes that is 0 if a model never predicts it."""
+
+
+def _missed(summary: Mapping[str, Any]) -> dict[int, list[str]]:
+    """Return, for each of two classes, the parties whose model predicts the other one for all test
+    samples, although these have both.
+    """
+    recall: list[Mapping[str, float]] = [
+        (summary.get(name) or {}).get("per_party", {}) for name in RECALL
+    ]
+    missed = {
+        label: [
+            party
+            for party, share in recall[label].items()
+            if share == 0
+            and recall[1 - label].get(party, 1.0) == 1
+            and party not in summary.get("diverged", ())
+        ]
+        for label in (1, 0)
+    }
+    return {label: parties for label, parties in missed.items() if parties}
+
+
+def one_class(summary: Mapping[str, Any]) -> list[str]:
     """Caveats on models that predict the same one of two classes for all test samples, although
     these have another.
     """
-    recall: list[Mapping[str, float]] = [
-        (summary.get(name) or {}).get("per_party", {}) for name in ("specificity", "sensitivity")
+    return [
+        _never_predicted(summary, parties, label) for label, parties in _missed(summary).items()
     ]
+
+
+def one_class_in_folds(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the caveats of `one_class` on the runs of cross-validation: one for each class."""
     texts = []
-    for missed, metric in ((1, "sensitivity"), (0, "specificity")):
-        parties = [
-            party
-            for party, share in recall[missed].items()
-            if share == 0
-            and recall[1 - missed].get(party, 1.0) == 1
-            and party not in summary.get("diverged", ())
-        ]
-        if parties:
-            texts.append(_never_predicted(summary, parties, missed, metric))
+    for label in (1, 0):
+        runs: dict[str, int] = {}
+        for summary in summaries:
+            for party in _missed(summary).get(label, ()):
+                runs[party] = runs.get(party, 0) + 1
+        if runs:
+            name = _class_name(summaries[0], label)
+            where = join_names(
+                [f"{party} ({count} of {len(summaries)} runs)" for party, count in runs.items()]
+            )
+            texts.append(
+                f"At {where} models never predict class {name}, which test samples are of."
+                f" {_advice(summaries[0])}"
+            )
     return texts
 
 
-def _never_predicted(
-    summary: Mapping[str, Any], parties: Sequence[str], missed: int, metric: str
-) -> str:
-    classes = summary.get("classes") or ["0", "1"]
-    areas: Mapping[str, float] = (summary.get("auc") or {}).get("per_party", {})
-    texts = sorted(f"{areas[party]:.1%}" for party in parties if party in areas)
-    ends = " to ".join(dict.fromkeys([*texts[:1], *texts[-1:]]))
-    hidden = f" under an AUC of {ends}" if texts else ""
-    if parse(summary.get("calibrate", NONE)).name == "threshold":
-        advice = "The samples that thresholds are chosen on are too few, or unlike the test samples"
-    else:
-        advice = "--calibrate threshold chooses each party's threshold on its validation samples"
+def _never_predicted(summary: Mapping[str, Any], parties: Sequence[str], label: int) -> str:
+    # Without figures of the run, so that a comparison says it once for all its runs.
+    hidden = ", which an AUC does not show" if summary.get("auc") else ""
     return (
-        f"At {join_names(parties)} the final model never predicts class {classes[missed]}, which"
-        f" test samples are of: {metric} is 0.0%{hidden}. {advice}."
+        f"At {join_names(parties)} the final model never predicts class"
+        f" {_class_name(summary, label)}, which test samples are of: {RECALL[label]} is"
+        f" 0%{hidden}. {_advice(summary)}"
     )
+
+
+def _class_name(summary: Mapping[str, Any], label: int) -> str:
+    return str((summary.get("classes") or ["0", "1"])[label])
+
+
+def _advice(summary: Mapping[str, Any]) -> str:
+    if parse(summary.get("calibrate", NONE)).name == "threshold":
+        return "The samples that thresholds are chosen on are too few, or unlike the test samples."
+    return "--calibrate threshold chooses each party's threshold on its validation samples."
 
 
 def _lower(sentence: str) -> str:

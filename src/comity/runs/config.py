@@ -17,6 +17,7 @@ from comity.metrics.calibration import NONE, parse_calibrate
 from comity.metrics.custom_metrics import is_custom
 from comity.metrics.metrics import ACCURACY, ELIGIBLE
 from comity.models.named_files import located
+from comity.models.referenced_weights import WeightsReference
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
 from comity.spec import MAX_INT, call, parse, split
@@ -57,7 +58,11 @@ def _absolute_dataset(data: Any) -> Any:
 
 
 def _absolute_file(file: Any) -> Any:
-    """The absolute path of a file, so that a run can be resumed from any working directory."""
+    """The absolute path of a file, so that a run can be resumed from any working directory. A
+    reference to weights by their digest stays as it is.
+    """
+    if isinstance(file, str) and WeightsReference.read(file):
+        return file
     return str(Path(file).resolve()) if isinstance(file, str | Path) else file
 
 
@@ -134,7 +139,13 @@ class Experiment(BaseModel):
     parties: int | None = Field(
         None, ge=1, description="number of parties; default: 10, or the number of natural parties"
     )
-    model: Network = Field("mlp2", description="network name, or a ./file.py")
+    model: Network = Field(
+        "mlp2",
+        description=(
+            "network name, or a ./file.py; auto: on tables, a linear model or a small network,"
+            " whichever predicts held-out training samples better"
+        ),
+    )
     weights: Annotated[str | None, BeforeValidator(_absolute_file)] = Field(
         None,
         description=(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -21,6 +22,7 @@ from comity.data.augment import Augment
 from comity.errors import UsageError, unknown
 from comity.metrics.metrics import Metric, count_by_class, has_too_few
 from comity.models.pretrained import InitialWeights, initial_weights
+from comity.models.referenced_weights import INITIAL_WEIGHTS, WeightsReference
 from comity.runs.config import Experiment
 from comity.training.settings import Training
 from comity.training.task import LearningTask, batchnorm_private
@@ -183,6 +185,10 @@ class RunContext:
     party_infos: PartyInfos
     modules: models.CustomModel | None = None
     """A user's network, instead of one that the settings name."""
+    run_folder: Path | None = None
+    """The folder of a run between sites, which has the initial weights if the settings name their
+    digest.
+    """
     _tasks: dict[str, LearningTask] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -226,7 +232,7 @@ class RunContext:
         assert model is not None
         classes = self.party_infos.classes
         outputs = max(1, classes)  # one output in regression
-        weights = self.experiment.weights if is_common else None
+        weights = self._weights_file() if is_common else None
         redraw = self.experiment.init != "common"
         network = models.build(model, self.party_infos.shape, outputs, weights, redraw)
         return LearningTask(
@@ -235,3 +241,17 @@ class RunContext:
             self.experiment.cut or network.cut,
             batchnorm_private(network, self.experiment.bn),
         )
+
+    def _weights_file(self) -> str | None:
+        """The file of initial weights, if the settings name one."""
+        reference = WeightsReference.read(self.experiment.weights)
+        if reference is None:
+            return self.experiment.weights
+        if self.run_folder is None:
+            raise UsageError(
+                "The initial weights are named by their digest, which only runs between sites can"
+                " use: name a file."
+            )
+        file = self.run_folder / INITIAL_WEIGHTS
+        reference.read_file(file)
+        return str(file)

@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from comity.machine import processor
+
 
 @cache
 def version(package: str) -> str:
@@ -74,6 +76,7 @@ def here() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": version("numpy"),
         "machine": platform.machine(),
+        "processor": processor(),
         "system": platform.system(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "cores": cores(),

@@ -17,11 +17,9 @@ from comity.names import display_name
 from comity.runs import config
 from comity.runs.checkpoint import Manifest
 from comity.runs.config import Experiment
-from comity.runs.environment import digest
 from comity.runs.folder import RunFolder
 from comity.runs.schedule import Schedule
 from comity.runs.trust import check, code_of, mark_again
-from comity.safe_files import write_atomically
 
 
 def extend(folder: Path, rounds: int, *, trust: bool = False) -> None:
@@ -53,13 +51,6 @@ def _replace(run_folder: RunFolder, settings: str, rounds: int) -> None:
 
     Each step leaves a folder with one run or the other, which can be resumed.
     """
-    environment = run_folder.read_environment()
-    new_environment = {
-        name: value for name, value in environment.items() if name != "config_before"
-    } | {"config": digest(settings)}
-    run_folder.write_environment(
-        new_environment | {"config_before": digest(run_folder.config.read_text(encoding="utf-8"))}
-    )
     for path in (
         run_folder.summary,
         run_folder.measures,
@@ -71,8 +62,7 @@ def _replace(run_folder: RunFolder, settings: str, rounds: int) -> None:
     checkpoints = run_folder.checkpoints()
     if checkpoints.load():
         checkpoints.reopen_end()
-    write_atomically(run_folder.config, settings)
-    run_folder.write_environment(new_environment)
+    run_folder.replace_settings(settings)
 
 
 def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifest) -> None:

@@ -80,7 +80,15 @@ TRACES = (CONFIG, METRICS.name, SUMMARY)
 MESSAGES = "messages/recording"
 OLD_MESSAGES = "tape/messages"
 """Where runs of earlier versions record their messages."""
-OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "messages", "tape")
+OTHERS = (
+    "comparison.json",
+    "tensorboard",
+    "mlflow.json",
+    "wandb",
+    "wandb.json",
+    "messages",
+    "tape",
+)
 NEVER_OVERWRITTEN = (
     CONFIG,
     *(table.name for table in TABLES),
@@ -502,6 +510,18 @@ class RunFolder:
         ones.
         """
         write_atomically(self.environment, _lines(with_crc(entries)))
+
+    def replace_settings(self, settings: str) -> None:
+        """Replace the settings. At any moment the folder has the earlier ones or these, with their
+        digest.
+        """
+        environment = self.read_environment()
+        environment.pop("config_before", None)
+        before = digest(self.config.read_text(encoding="utf-8"))
+        after = environment | {"config": digest(settings)}
+        self.write_environment(after | {"config_before": before})
+        write_atomically(self.config, settings)
+        self.write_environment(after)
 
     def tables(self) -> Writer:
         """The writer of the tables, and of recorded messages if the run has them."""

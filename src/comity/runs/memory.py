@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 
 
 def peak_memory() -> int:
     """Return the peak memory in bytes: the sum of the peaks of this process and of its workers.
 
     Pages that workers share with this process are counted more than once, so it is an upper bound.
+    Returns 0 where the system does not tell, as Windows.
     """
+    try:
+        from resource import RUSAGE_SELF, getrusage
+    except ImportError:
+        return 0
     peak = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return peak + sum(_peak(pid) for pid in _workers())
 

@@ -17,6 +17,7 @@ from comity.data import load as load_dataset
 from comity.engines.allocator import keeping_freed_memory
 from comity.errors import ComityError, UsageError
 from comity.metrics.custom_metrics import describe
+from comity.names import OWN_MODELS
 from comity.runs import config
 from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.checkpoint import interval
@@ -196,6 +197,12 @@ def reopen(
         raise UsageError(
             f"The data and models of {folder} are at sites of their own: 'comity deploy report"
             " SITE' and 'comity deploy measure SITE' show there what came of it."
+        )
+    if experiment.algorithm in OWN_MODELS:
+        raise UsageError(
+            f"{folder} holds models that scikit-learn trained for a comparison, of which only"
+            " figures and predictions are kept: repeat the comparison with the same --out to"
+            " complete it."
         )
     split = run_folder.read_split()
     if federation is None and experiment.data == "arrays":

@@ -16,6 +16,7 @@ from comity.core.server import cohort
 from comity.core.wrapper import chain
 from comity.errors import UsageError, unknown
 from comity.metrics.calibration import check_calibrate
+from comity.models.referenced_weights import WeightsReference
 from comity.names import display_name
 from comity.runs.config import Experiment
 from comity.runs.context import RunContext
@@ -79,6 +80,7 @@ def _check_own_start(algorithm: AnyAlgorithm, info: Info, name: str) -> None:
 def _info(context: RunContext) -> Info:
     roster = context.roster
     names = roster.names[: roster.from_start]
+    reference = WeightsReference.read(context.experiment.weights)
     return Info(
         names=names,
         sizes=tuple(context.party_infos.parties[name].train for name in names),
@@ -93,6 +95,7 @@ def _info(context: RunContext) -> Info:
         shared_columns=context.party_infos.shared_columns,
         patients=tuple(context.party_infos.parties[name].patients for name in roster.names),
         secure_sums=context.experiment.secure_aggregation,
+        weights_file=reference.size if reference else 0,
     )
 
 

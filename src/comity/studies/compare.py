@@ -20,7 +20,8 @@ from comity.errors import UsageError
 from comity.measure import Gain, gains
 from comity.metrics.metrics import METRICS
 from comity.models import CustomModel
-from comity.names import display_name
+from comity.names import OWN_MODEL, OWN_MODELS, display_name
+from comity.runs.auto_model import LINEAR, resolve_auto_model
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
@@ -29,6 +30,7 @@ from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
 from comity.runs.summary import no_round_counted
 from comity.safe_files import path_inside, write_atomically
+from comity.spec import parse
 from comity.studies.against import AgainstEach, against_each, find_method
 from comity.studies.compare_warnings import BatchNormCheck, compare_steps
 from comity.studies.cross_validation import (
@@ -41,9 +43,11 @@ from comity.studies.cross_validation import (
 )
 from comity.studies.equal_steps import describe_equal_steps
 from comity.studies.equal_steps import equal_steps as measure_equal_steps
+from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline
 from comity.studies.method_settings import split_settings, take_solo
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
+from comity.studies.own_models import AUTO, count_choices, plain_models_for, run_own_models
 from comity.studies.parallel import (
     SHARED_DATA,
     Cost,
@@ -66,6 +70,8 @@ from comity.wire.ledger import SERVER
 
 SOLO = "solo"
 COMPARISON = "comparison.json"
+WITH_LAYERS = "mlp2"
+"""A network that has a representation, for data of any shape."""
 LEFT_OUT = "leave-one-out"
 """The folder of the runs with one party left out (see `leave_one_out`)."""
 
@@ -99,6 +105,12 @@ class Findings:
     """One method against each of the others, if the comparison has a reference."""
     folds: int = 1
     """The number of folds of cross-validation. Lists in `rows` then have one entry per repeat."""
+    baseline: Baseline = OVER_SOLO
+    """What gains are over: SOLO, or each party's own model."""
+    own_models: dict[str, dict[str, int]] = field(default_factory=dict)
+    """By party: in how many runs each model was chosen as its own model. Empty with SOLO as the
+    baseline.
+    """
 
     @property
     def repeats(self) -> int:
@@ -131,6 +143,7 @@ def compare(
     record_messages: bool = False,
     equal_steps: bool = False,
     reference: str | None = None,
+    plain: str = AUTO,
 ) -> Findings:
     """Run every method, and SOLO, on the same split for each seed.
 
@@ -149,15 +162,20 @@ def compare(
         equal_steps: Whether methods get the numbers of rounds in which a party takes equally many
             gradient evaluations, in place of equally many rounds.
         reference: The method that is compared with each of the others.
+        plain: The plain models that each party also trains alone (see `own_models.parse_plain`).
+            Gains are then over the best of these and SOLO.
     """
     check_folders(list(dict.fromkeys([SOLO, *algorithms])))
     methods, alone = take_solo(algorithms, SOLO)
-    reference = find_method(reference, methods) if reference else None
-    for method in dict.fromkeys(m for m in algorithms if list(algorithms).count(m) > 1):
-        warn(f"{display_name(method)} is given several times, and is compared once.")
+    _warn_of_duplicates(algorithms, warn)
     data = cached_federations(federation)
     base = with_one_worker(one_process(base) if record_messages else base, jobs)
-    base = judged_by(base, data(base.but(seed=seeds[0])).classes)
+    first = data(base.but(seed=seeds[0]))
+    base = judged_by(base, first.classes)
+    kinds = plain_models_for(plain, first)
+    base, about_methods = _with_model(base, seeds[0], first)
+    methods, left_out = usable_methods(base, methods, first, model)
+    reference = find_method(reference, methods) if reference else None
     check_seeds(seeds, folds_of(base.test))
     check_settings(base, methods)
     rounds, scaling = (
@@ -177,7 +195,8 @@ def compare(
                 warn(text)
             passed_on.add(text)
 
-    warn_once(scaling)
+    about_methods += [*left_out, *scaling]
+    warn_once(about_methods)
     parties: dict[int, Parties] = {}
     runs: list[PlannedRun] = []
     batchnorm = BatchNormCheck()
@@ -205,19 +224,59 @@ def compare(
             warn_once(
                 f"{display_name(method)}: {warning}" for warning in warning_texts(summary, "during")
             )
+    own = {}
+    if kinds:
+        of_solo = [experiment_of(base, SOLO, seed, rounds, alone) for seed in seeds]
+        own = _run_own_models(of_solo, kinds, data, out, model)
     present = summaries[SOLO][0]["accuracy"]["per_party"]
-    equal_methods = find_equal_methods(
-        {method: [run_folder(out, method, seed) for seed in seeds] for method in methods}
-    )
-    before = [RunWarning("before", text) for text in (*scaling, *batchnorm.warnings())]
-    warnings = [*before, *(RunWarning("after", text) for text in equal_methods)]
+    equal_methods = find_equal_methods({m: [*run_folders(out, m, seeds).values()] for m in methods})
+    warnings = [
+        *(RunWarning("before", text) for text in (*about_methods, *batchnorm.warnings())),
+        *(RunWarning("after", text) for text in equal_methods),
+    ]
+    summaries = {SOLO: summaries[SOLO]} | own | summaries
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
     result = findings(base, summaries, out, from_start, warnings, equal_steps, reference)
-    if alone:
-        result = replace(result, settings={SOLO: alone} | result.settings)
+    result = replace(result, settings=({SOLO: alone} if alone else {}) | result.settings)
     warn_once(warning.text for warning in result.warnings)
     write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
+
+
+def _with_model(
+    base: Experiment, seed: int, federation: Federation
+) -> tuple[Experiment, list[str]]:
+    """Return the settings with a network in place of `model=auto`, and a sentence if there was one.
+
+    All runs have the network that the training samples of the first seed choose.
+    """
+    resolved, reason = resolve_auto_model(base.but(seed=seed), federation)
+    return base.but(model=resolved.model), [reason] if reason else []
+
+
+def _warn_of_duplicates(algorithms: Sequence[str], warn: Callable[[str], None]) -> None:
+    for method in dict.fromkeys(m for m in algorithms if list(algorithms).count(m) > 1):
+        warn(f"{display_name(method)} is given several times, and is compared once.")
+
+
+def _run_own_models(
+    of_solo: Sequence[Experiment],
+    kinds: Sequence[str],
+    data: Callable[[Experiment], Federation],
+    out: Path,
+    model: CustomModel | None,
+) -> dict[str, list[dict[str, Any]]]:
+    """Train plain models, and choose each party's own model, with the data and seeds of the runs of
+    SOLO. Returns the summaries by name.
+    """
+    names = [*kinds, OWN_MODEL]
+    summaries: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for experiment in of_solo:
+        job = prepare(experiment, data(experiment), model)
+        folders = {name: run_folder(out, name, experiment.seed) for name in (SOLO, *names)}
+        for name, summary in run_own_models(job, kinds, folders, model).items():
+            summaries[name].append(summary)
+    return summaries
 
 
 def runnable_methods(
@@ -237,6 +296,47 @@ def runnable_methods(
         else:
             runnable.append(method)
     return runnable, reasons
+
+
+def usable_methods(
+    base: Experiment,
+    methods: Sequence[str],
+    federation: Federation,
+    model: CustomModel | None = None,
+) -> tuple[list[str], list[str]]:
+    """Return the methods that can train the comparison's network, and a sentence for each that
+    cannot because the network is linear: it has no representation beside its inputs.
+
+    Raises UsageError if no method is left beside SOLO.
+    """
+    if model is not None or parse(base.model).name != LINEAR:
+        return list(methods), []
+    usable, reasons = [], []
+    for method in methods:
+        try:
+            prepare(experiment_of(base, method, base.seed), federation)
+        except UsageError as reason:
+            if not _needs_representation(base, method, federation):
+                raise
+            reasons.append(f"{display_name(method)} is left out: {reason}")
+        else:
+            usable.append(method)
+    if usable == [SOLO] and reasons:
+        raise UsageError(
+            f"No method is left to compare with model={base.model}. {' '.join(reasons)}"
+        )
+    return usable, reasons
+
+
+def _needs_representation(base: Experiment, method: str, federation: Federation) -> bool:
+    """Return whether a method that cannot train a linear model can train a network with hidden
+    layers.
+    """
+    try:
+        prepare(experiment_of(base.but(model=WITH_LAYERS), method, base.seed), federation)
+    except UsageError:
+        return False
+    return True
 
 
 def find_equal_methods(folders: Mapping[str, Sequence[Path]]) -> list[str]:
@@ -271,7 +371,8 @@ def findings(
     equal_steps: bool = False,
     reference: str | None = None,
 ) -> Findings:
-    """Compare every method with SOLO, for each party and for all together.
+    """Compare every method with SOLO, or with the parties' own models if there are any, for each
+    party and for all together.
 
     The verdicts name the best of the methods in which a party could take part, so the intervals are
     Bonferroni-corrected for their number. Warnings about the methods' steps are added to those
@@ -280,6 +381,7 @@ def findings(
     """
     metric = METRICS[base.metric]
     all_seeds = tuple(parties)
+    own_models = count_choices(summaries.get(OWN_MODEL, ()))
     about_steps = compare_steps(
         {display_name(method): runs for method, runs in summaries.items()}, equal_steps
     )
@@ -293,7 +395,14 @@ def findings(
             method: pool_summaries(runs, fold_runs[method], rare, folds, metric)
             for method, runs in summaries.items()
         }
-    shares = {method: chain(composed(base, method))[-1].traits.shares for method in summaries}
+    baseline = OWN_MODEL if OWN_MODEL in summaries else SOLO
+    over = OVER_OWN_MODEL if baseline == OWN_MODEL else OVER_SOLO
+    shares = {
+        method: "nothing"
+        if method in OWN_MODELS
+        else chain(composed(base, method))[-1].traits.shares
+        for method in summaries
+    }
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
     picked = max(1, len(open_to_all))
     same = same_parties(of_seed.shares for of_seed in parties.values())
@@ -308,10 +417,10 @@ def findings(
         now, before = (run_folders(out, m, all_seeds) for m in (method, other))
         return {seed: gains(now[seed], before[seed], metric.name) for seed in all_seeds}
 
-    gained = {m: {} if untrained & {m, SOLO} else gains_over(m, SOLO) for m in summaries}
+    gained = {m: {} if untrained & {m, baseline} else gains_over(m, baseline) for m in summaries}
     rows = {
         m: method_summary(
-            display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name
+            display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name, over
         )
         for m in summaries
     }
@@ -324,9 +433,11 @@ def findings(
         metric,
         class_names,
         best[0].algorithm if best else "",
+        own_models,
     )
-    overall = overall_verdict(joint, verdicts, len(parties), folds)
-    reading = how_to_read(len(open_to_all), list(parties), metric, same, folds)
+    tested = sum(sum(c.test) for of_seed in parties.values() for c in of_seed.counts.values())
+    overall = overall_verdict(joint, verdicts, len(parties), folds, round(tested / len(parties)))
+    reading = how_to_read(len(open_to_all), list(parties), metric, same, folds, over)
     return Findings(
         metric.name,
         all_seeds,
@@ -336,7 +447,11 @@ def findings(
         reading,
         [*warnings, *(RunWarning("after", text) for text in about_steps)],
         equal_steps,
-        {display_name(m): own for m in summaries if (own := split_settings(m)[1])},
+        {
+            display_name(m): own
+            for m in summaries
+            if m not in OWN_MODELS and (own := split_settings(m)[1])
+        },
         against_each(
             reference,
             [m for m in summaries if m != reference and m not in untrained],
@@ -348,6 +463,8 @@ def findings(
         if reference and reference not in untrained
         else None,
         folds,
+        over,
+        own_models,
     )
 
 
@@ -385,6 +502,11 @@ def check_folders(methods: Sequence[str]) -> None:
     ):
         raise UsageError(f"{file} is no method: give methods by name, and settings as options.")
     folders = [folder_name(method) for method in methods]
+    if reserved := next((folder for folder in folders if folder in OWN_MODELS), None):
+        raise UsageError(
+            f"{reserved} is no method: the models that each party trains alone are added with"
+            " --plain."
+        )
     if twice := next((f for f in folders if folders.count(f) > 1), None):
         raise UsageError(
             f"Two of the methods would share the folder {twice}: rename one of the files."

@@ -9,15 +9,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from comity.errors import UsageError
 from comity.measure.cross_validation import FoldRun, cross_validated_gains, pooled_figures
 from comity.measure.gain import Gain
-from comity.metrics.metrics import METRICS, Metric, has_too_few
+from comity.metrics.metrics import ACCURACY, METRICS, Metric, has_too_few
+from comity.names import OWN_MODELS
 from comity.privacy.account import read_epsilon
+from comity.runs.caveats import one_class, one_class_in_folds
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import RunWarning, read_warnings
 from comity.runs.summary import no_round_counted
 from comity.studies.party_verdicts import Parties, SampleCounts
 
@@ -117,16 +121,19 @@ def pool_summaries(
     """
     by_seed = {summary["seed"]: summary for summary in summaries}
     trained = not any(map(no_round_counted, summaries))
+    amounts = any(answers.amounts for answers in runs[0].answers.values())
+    # Where the label is a number, the block of accuracy has no figures.
+    names = {metric.name, *BLOCKS} - ({ACCURACY.name} if amounts else set())
     figures = {
         name: pooled_figures(runs, folds, METRICS[name])
-        for name in {metric.name, *BLOCKS}
+        for name in names
         if trained and by_seed[runs[0].seed].get(name)
     }
     pooled = []
     for k, (first, seeds) in enumerate(by_repeat(by_seed, folds).items()):
         of_repeat = [by_seed[seed] for seed in seeds]
         blocks = {name: _block(values[k]) for name, values in figures.items()}
-        more = {"seed": first, "too_few": list(too_few.get(first, ()))}
+        more = {"seed": first, "repeat": k + 1, "too_few": list(too_few.get(first, ()))}
         pooled.append({**of_repeat[0], **blocks, **_costs(of_repeat), **more})
     return pooled
 
@@ -145,7 +152,6 @@ def _block(figures: Mapping[str, float]) -> dict[str, Any]:
 def _costs(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what a run costs, in the mean over folds, its rounds, and all warnings."""
     kinds = summaries[0]["bytes"]
-    warnings = {str(w): w for summary in summaries for w in summary.get("warnings", ())}
     privacy = [block for summary in summaries if (block := summary.get("privacy"))]
     return {
         "bytes": {
@@ -159,10 +165,20 @@ def _costs(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if all(name in summary for summary in summaries)
         },
         "rounds": max(summary["rounds"] for summary in summaries),
-        "warnings": list(warnings.values()),
+        "warnings": [asdict(warning) for warning in _warnings(summaries)],
         "newcomers": {k: v for summary in summaries for k, v in summary["newcomers"].items()},
         "privacy": max(privacy, key=lambda block: read_epsilon(block["epsilon"]), default=None),
     }
+
+
+def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[RunWarning]:
+    """Return the warnings of all folds. Those on classes that are never predicted are one."""
+    of_folds = {text for summary in summaries for text in one_class(summary)}
+    warnings = [warning for summary in summaries for warning in read_warnings(summary)]
+    kept = dict.fromkeys(warning for warning in warnings if warning.text not in of_folds)
+    if summaries[0]["algorithm"] in OWN_MODELS:  # the advice is for methods
+        return list(kept)
+    return [*kept, *(RunWarning("after", text) for text in one_class_in_folds(summaries))]
 
 
 def pooled_gains(

@@ -2,10 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from scipy.special import stdtrit
+
 Verdict = Literal["gains", "level", "alone", "too few", "not judged"]
+Baseline = Literal["SOLO", "own model"]
+"""What gains are over: training the network alone, or the best model that a party trains alone."""
+OVER_SOLO: Baseline = "SOLO"
+OVER_OWN_MODEL: Baseline = "own model"
+
+
+@dataclass(frozen=True)
+class Variances:
+    """The variance of a gain: one part falls with more samples, the other with more runs."""
+
+    sampling: float
+    """The variance due to the choice of test samples."""
+    between: float = 0.0
+    """The variance between runs beyond that of their test samples: other starts of training and,
+    under cross-validation, other training sets.
+    """
+    seeds: int = 1
+    """The number of seeds, or of repeats of cross-validation."""
+    folds: int = 1
+    """The number of folds of cross-validation; 1 without it."""
+    methods: int = 1
+    """The number of methods to choose the best of (Bonferroni)."""
+
+    @property
+    def training(self) -> float:
+        """The variance of the mean over runs that is due to training.
+
+        The training sets of two folds overlap, so that these runs are not independent: the factor
+        is that of Nadeau and Bengio (2003), 1 / runs + test size / training size.
+        """
+        overlap = 1 / (self.folds - 1) if self.folds > 1 else 0.0
+        return self.between * (1 / (self.seeds * self.folds) + overlap)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the gain."""
+        return math.sqrt(self.sampling + self.training)
+
+    @property
+    def quantile(self) -> float:
+        """How many standard errors are half of the interval.
+
+        `between` is estimated from few runs, hence Student's t, with Satterthwaite's degrees of
+        freedom for the sum of both parts. With m methods, the confidence is 1 - 0.05 / m.
+        """
+        runs = self.seeds * self.folds - (self.seeds if self.folds > 1 else 1)
+        freedom = math.inf
+        if self.training:
+            freedom = runs * ((self.sampling + self.training) / self.training) ** 2
+        return float(stdtrit(freedom, 1 - 0.025 / self.methods))
+
+    def with_samples(self, factor: float) -> Variances:
+        """Return the variances of a party with `factor` times as many samples.
+
+        Under cross-validation, these are also more training samples, so that its runs differ less.
+        Otherwise they are taken as further test samples.
+        """
+        between = self.between / factor if self.folds > 1 else self.between
+        return replace(self, sampling=self.sampling / factor, between=between)
 
 
 @dataclass(frozen=True)
@@ -15,12 +77,8 @@ class Estimate:
     gain: float
     low: float
     high: float
-    sampling: float = 0.0
-    """The variance due to the choice of test samples."""
-    training: float = 0.0
-    """The variance due to training: to other starts and, under cross-validation, training sets."""
-    quantile: float = 0.0
-    """How many standard errors are half of the interval; 0 in results of earlier versions."""
+    variances: Variances | None = None
+    """None in results of earlier versions."""
 
     @property
     def helped(self) -> bool:

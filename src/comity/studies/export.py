@@ -183,8 +183,8 @@ def _write_networks(network: ExportedNetwork, sample: Tensor, out: Path) -> list
         ]
     if find_spec("onnxscript") is None:
         return [
-            "There is no model.onnx, which needs more packages: pip install comity[onnx], and"
-            " export again."
+            "There is no model.onnx, which needs more packages: pip install 'comity[onnx]',"
+            " and export again."
         ]
     try:
         with _quietly(), _written_to(out / "model.onnx") as file:

@@ -1,4 +1,6 @@
-"""The summary of a method in a comparison: its figures over all seeds, and its gains over SOLO."""
+"""The summary of a method in a comparison: its figures over all seeds, and its gains over SOLO or
+the parties' own models.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from comity.privacy.account import epsilon_for_json, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import no_round_counted
-from comity.studies.estimate import Estimate
+from comity.studies.estimate import OVER_SOLO, Baseline, Estimate
 from comity.studies.party_verdicts import average_gain, estimates, without_few
+from comity.text import join_names
 from comity.units import deviation, duration, size
 
 EPSILON, ROUNDS, STEPS, SERVER_STEPS = "epsilon", "rounds", "steps", "server steps"
@@ -41,7 +44,7 @@ class MethodSummary:
     worst: list[float]
     """The worst party's accuracy."""
     gain: Estimate | None
-    """The mean gain of the parties over training alone (SOLO); None without a comparison to it."""
+    """The mean gain of the parties over the baseline; None without a comparison to it."""
     gain_of_judged: Estimate | None
     """The mean gain without parties that have too few test samples; None if no other remains."""
     gains: dict[str, Estimate]
@@ -71,6 +74,8 @@ class MethodSummary:
     """The gradient evaluations of a party in the whole run, mean over parties and seeds."""
     server_steps: float | None = field(default=None, kw_only=True)
     """The gradient evaluations of the server in the whole run, mean over seeds."""
+    baseline: Baseline = field(default=OVER_SOLO, kw_only=True)
+    """What gains are over."""
     untrained: bool = field(default=False, kw_only=True)
     """Whether no round of a run counted: the method has no figures, since it has not trained."""
 
@@ -112,7 +117,7 @@ class MethodSummary:
         return {
             "method": self.algorithm + (" *" if self.caveats else ""),
             metric.title: figure,
-            "over SOLO": self.gain.short if self.gain else "",
+            f"over {self.baseline}": self.gain.short if self.gain else "",
             "gained": f"{self.gained}/{self.judged}" if self.judged else "",
             "hurt": f"{self.hurt}/{self.judged}" if self.judged else "",
             "worst": "" if self.worst_mean is None else f"{self.worst_mean:.1%}",
@@ -189,17 +194,19 @@ def method_summary(
     same: bool,
     methods: int,
     metric: str = ACCURACY.name,
+    baseline: Baseline = OVER_SOLO,
 ) -> MethodSummary:
     """Summarise a method in a comparison.
 
     Args:
         algorithm: The name of the method.
         summaries: The summaries of its finished runs.
-        gains: The parties' gains over SOLO, by seed.
+        gains: The parties' gains over the baseline, by seed.
         too_few: The parties with too few test samples, by seed. They count in the mean gain only.
         same: Whether parties are the same under all seeds (see `party_verdicts.estimates`).
         methods: The number of methods to choose the best of (Bonferroni).
         metric: The name of the metric.
+        baseline: What gains are over.
     """
     by = METRICS[metric]
     reliable = without_few(gains, too_few, same)
@@ -227,20 +234,35 @@ def method_summary(
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
-        # A comparison has its own warnings about steps, once for all seeds.
-        caveats=[
-            f"{algorithm}, seed {summary['seed']}: {text}"
-            for summary in summaries
-            for text in warning_texts(summary, "after")
-            if text not in step_warnings(summary)
-        ],
+        caveats=_caveats(algorithm, summaries),
         epsilon=_largest_epsilon(summaries),
         has_noise=any((summary.get("privacy") or {}).get("unit") for summary in summaries),
         rounds=_mean([summary["rounds"] for summary in summaries]),
         steps=_mean([steps_of_party(summary) for summary in summaries]),
         server_steps=_mean([summary.get("server_steps", 0) for summary in summaries]),
+        baseline=baseline,
         untrained=any(map(no_round_counted, summaries)),
     )
+
+
+def _caveats(algorithm: str, summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the warnings of finished runs, each once, with the runs that it is about.
+
+    A comparison has its own warnings about steps, so those of single runs are left out.
+    """
+    runs_with: dict[str, list[Mapping[str, Any]]] = {}
+    for summary in summaries:
+        for text in warning_texts(summary, "after"):
+            if text not in step_warnings(summary):
+                runs_with.setdefault(text, []).append(summary)
+    return [f"{algorithm}, {_name_runs(runs)}: {text}" for text, runs in runs_with.items()]
+
+
+def _name_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Name runs by their seeds, or by the numbers of repeats of cross-validation."""
+    key = "repeat" if "repeat" in runs[0] else "seed"
+    plural = "s" if len(runs) > 1 else ""
+    return f"{key}{plural} {join_names([str(run[key]) for run in runs])}"
 
 
 def figure_of(summary: Mapping[str, Any], metric: str) -> float | None:

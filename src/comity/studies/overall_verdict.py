@@ -1,5 +1,5 @@
-"""The overall verdict of a comparison in four sentences: whether collaborating helps, whom, at what
-cost, and how certain that is.
+"""The overall verdict of a comparison, a few sentences for each question: whether collaborating
+helps, whom, at what cost, how certain that is, and what would settle it where it is not clear.
 """
 
 from __future__ import annotations
@@ -8,17 +8,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comity.metrics.metrics import METRICS
-from comity.studies.estimate import Estimate, Verdict
+from comity.studies.estimate import OVER_OWN_MODEL, Estimate, Verdict
 from comity.studies.method_summary import MethodSummary
 from comity.studies.party_verdicts import PartyVerdict, describe_folds
-from comity.units import size
+from comity.studies.power import Power
+from comity.units import duration, size
 
 NEAR = 0.05
 """The largest difference in gain at which a cheaper method is mentioned."""
 CHEAPER = 1.5
 """The factor in bytes from which on a method counts as cheaper."""
 WHOM = "Whom?"
-QUESTIONS = ("Does collaborating help?", WHOM, "At what cost?", "How sure is that?")
+SURE = "How sure is that?"
+QUESTIONS = (
+    "Does collaborating help?",
+    WHOM,
+    "At what cost?",
+    SURE,
+    "What would settle it?",
+)
 MOST_NAMED = 3
 """The most parties that a sentence names; more are counted."""
 SUMMED: dict[Verdict, tuple[str, str]] = {
@@ -40,11 +48,13 @@ class OverallVerdict:
     whom: str
     cost: str
     sure: str
+    settle: str = ""
+    """How many more samples or runs would probably settle what is not clear."""
 
     @property
     def questions(self) -> dict[str, str]:
         """The answers by question, without empty ones."""
-        answers = (self.helps, self.whom, self.cost, self.sure)
+        answers = (self.helps, self.whom, self.cost, self.sure, self.settle)
         return {question: text for question, text in zip(QUESTIONS, answers, strict=True) if text}
 
 
@@ -55,15 +65,20 @@ def best_on_average(rows: Sequence[MethodSummary]) -> tuple[MethodSummary, Estim
 
 
 def overall_verdict(
-    rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int, folds: int = 1
+    rows: Sequence[MethodSummary],
+    answers: Sequence[PartyVerdict],
+    seeds: int,
+    folds: int = 1,
+    samples: int = 0,
 ) -> OverallVerdict | None:
-    """Return the overall verdict; None if no method was compared with SOLO.
+    """Return the overall verdict; None if no method was compared with the baseline.
 
     Args:
         rows: The methods in which parties could take part.
         answers: The verdicts of the parties.
         seeds: The number of seeds, or of repeats of cross-validation.
         folds: The number of folds of cross-validation; 1 without it.
+        samples: The number of samples of all parties that are tested on; 0 if it is not known.
     """
     first = best_on_average(rows)
     if first is None:
@@ -74,8 +89,9 @@ def overall_verdict(
         best.algorithm,
         _helps(best, gain, len(others) + 1, answers, seeds * folds),
         _whom(best, others, answers, seeds),
-        _cost(best, gain, others),
+        _cost(best, gain, others, folds),
         _sure(best, gain, len(others) + 1, answers, _tested_on(seeds, folds)),
+        _settle(gain, answers, samples),
     )
 
 
@@ -87,8 +103,9 @@ def _helps(
     )
     among = f", the best of {methods} methods," if methods > 1 else ""
     what = METRICS[best.metric].title
+    alone = "each party's own model" if best.baseline == OVER_OWN_MODEL else "training alone"
     sentence = (
-        f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over training alone"
+        f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over {alone}"
         f" ({between})"
     )
     begin = (
@@ -148,8 +165,10 @@ def _those(best: MethodSummary, how: str) -> str:
     return f"{len(names)}{listed} {verb[len(names) > 1]}"
 
 
-def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary]) -> str:
-    """Say how many bytes the best method takes, and which cheaper one gives nearly as much."""
+def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary], folds: int) -> str:
+    """Say how many bytes and seconds the best method takes, and which method that takes fewer bytes
+    gives nearly as much.
+    """
     total = best.bytes.get("total")
     if total is None:
         return ""
@@ -159,6 +178,9 @@ def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary]) 
         f"{size(total)} are sent in a run of {best.algorithm}; a party sends and receives"
         f" {size(per_party)}."
     )
+    if best.seconds is not None:
+        runs = f"The runs of all {folds} folds" if folds > 1 else "A run"
+        text += f" {runs} took {duration(best.seconds)} here."
     less = [
         (gain.gain - row.gain.gain, row)
         for row in others
@@ -206,3 +228,43 @@ def _sure(
             " cannot be told from none here."
         )
     return text
+
+
+def _settle(gain: Estimate, answers: Sequence[PartyVerdict], samples: int) -> str:
+    """Say what would show the mean gain, and those of the parties, where they are not clear."""
+    sentences = []
+    power = None if gain.helped or gain.hurt else Power.of(gain, samples)
+    if power and power.remedies:
+        now = f" over all parties (now {samples:,})" if power.more_samples else ""
+        sentences.append(
+            f"The average difference would probably show with {' or '.join(power.remedies)}{now}."
+        )
+    elif power:
+        sentences.append(
+            "The average difference is so small that no realistic number of samples or runs would"
+            " show it."
+        )
+    if any(answer.power for answer in answers):
+        sentences.append(_settle_parties(answers))
+    return " ".join(sentences)
+
+
+def _settle_parties(answers: Sequence[PartyVerdict]) -> str:
+    """Say what single parties need: each of few, a range of many."""
+    unclear = {answer.party: answer.power for answer in answers if answer.power}
+    settled = {party: power for party, power in unclear.items() if power.remedies}
+    without = len(unclear) - len(settled)
+    if not settled:
+        return (
+            "Single parties: no realistic number of samples would show a gain as small as theirs."
+        )
+    if len(settled) <= MOST_NAMED:
+        needs = [f"{party} needs {' or '.join(p.remedies)}" for party, p in settled.items()]
+        rest = f"; {without} more would need unrealistically many" if without else ""
+        return f"Single parties: {'; '.join(needs)}{rest}."
+    numbers = [power.more_samples for power in settled.values() if power.more_samples]
+    text = f"Single parties: {len(settled)} of {len(unclear)} without a clear difference need"
+    if numbers:
+        kind = next(iter(settled.values())).kind_of_samples
+        return f"{text} more {kind}, between {min(numbers):,} and {max(numbers):,} each."
+    return f"{text} more runs."

@@ -28,7 +28,7 @@ from comity.engines.process import signals_blocked
 from comity.engines.ray_cluster import keep_actors
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, CorruptedFile, UsageError, WorkerLost, describe_exit, quote
-from comity.machine import available_memory, private_memory
+from comity.machine import available_memory, can_fork, private_memory
 from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs import config
@@ -57,7 +57,7 @@ POLL = 0.5  # seconds between two looks at the running processes
 def parse_jobs(jobs: int | str) -> int:
     """Return how many runs go on at once; `auto` is one per core."""
     if jobs == AUTO:
-        return cores()
+        return cores() if can_fork() else 1
     if isinstance(jobs, str) and jobs.isascii() and jobs.isdecimal() and len(jobs) < 10:
         jobs = int(jobs)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
@@ -252,7 +252,7 @@ class _RunPool:
         model: CustomModel | None,
         jobs: int,
     ) -> None:
-        if "fork" not in multiprocessing.get_all_start_methods():
+        if not can_fork():
             raise UsageError("Parallel runs need a system that can fork: run without jobs here.")
         track.check_by_name()
         self._runs, self._data, self._progress, self._track, self._model, self._jobs = (

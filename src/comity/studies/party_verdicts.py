@@ -9,15 +9,20 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.special import stdtrit
-
 from comity.data import Federation
 from comity.data.split import Share
 from comity.measure.gain import Folds, Gain
 from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
 from comity.metrics.reliability import Z95
-from comity.studies.estimate import Estimate, Verdict
-from comity.studies.power import describe_power
+from comity.studies.estimate import (
+    OVER_OWN_MODEL,
+    OVER_SOLO,
+    Baseline,
+    Estimate,
+    Variances,
+    Verdict,
+)
+from comity.studies.power import Power
 
 MOST = 12
 """The most parties that are printed one by one; of more, only the first `FIRST`."""
@@ -39,9 +44,11 @@ class PartyVerdict:
     """
     methods: Mapping[str, Estimate]
     """The gains by all methods in which the party could take part."""
+    power: Power | None = None
+    """What its samples can show, if there is no clear difference."""
 
     def __str__(self) -> str:
-        return f"{self.party}: {self.says}"
+        return f"{self.party}: {self.says}" + (f"; {self.power}" if self.power else "")
 
 
 @dataclass(frozen=True)
@@ -171,34 +178,31 @@ def average_gain(
 def combine_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Estimate:
     """Return one party's gain by one of `methods` methods, over seeds.
 
-    Its variance has two parts. That of the test samples does not fall with more seeds, as all seeds
-    share the party's samples. That of training does, and it is estimated from one run per seed, or
-    from the runs of cross-validation (`Folds`).
-    Hence the interval uses Student's t, with Satterthwaite's degrees of freedom for the sum. With m
-    methods to choose the best of, the confidence is 1 - 0.05 / m (Bonferroni).
+    Its variance has two parts (`Variances`). That of the test samples does not fall with more
+    seeds, as all seeds share the party's samples. That of training does. With m methods to choose
+    the best of, the confidence is 1 - 0.05 / m (Bonferroni).
     """
     sampling = statistics.fmean(gain.error**2 for gain in gains)
-    training, runs_freedom = _training_variance(gains)
-    freedom = runs_freedom * ((sampling + training) / training) ** 2 if training else math.inf
+    variances = replace(_between_runs(gains), sampling=sampling, methods=methods)
     middle = statistics.fmean(gain.middle for gain in gains)
-    quantile = float(stdtrit(freedom, 1 - 0.025 / methods))
-    half = quantile * math.sqrt(sampling + training)
+    half = variances.quantile * variances.error
     low, high = middle - half, middle + half
     if bounded:  # values between 0 and 1 differ by at most 1
         low, high = max(-1.0, low), min(1.0, high)
     mean = statistics.fmean(gain.gain for gain in gains)
-    return Estimate(mean, low, high, sampling, training, quantile)
+    return Estimate(mean, low, high, variances)
 
 
-def _training_variance(gains: Sequence[Gain]) -> tuple[float, int]:
-    """Return the variance of a mean gain that is due to training, and its degrees of freedom."""
+def _between_runs(gains: Sequence[Gain]) -> Variances:
+    """Return the variance between runs, and their number; without the variance of samples."""
     folds = [gain.folds for gain in gains if gain.folds]
     if folds:
-        variance = statistics.fmean(of_seed.training_variance for of_seed in folds)
-        return variance / len(folds), sum(of_seed.freedom for of_seed in folds)
+        between = statistics.fmean(of_seed.between for of_seed in folds)
+        repeats = sum(of_seed.repeats for of_seed in folds)
+        return Variances(0.0, between, repeats, folds[0].number)
     if len(gains) == 1:
-        return 0.0, 0
-    return statistics.variance(gain.gain for gain in gains) / len(gains), len(gains) - 1
+        return Variances(0.0)
+    return Variances(0.0, statistics.variance(gain.gain for gain in gains), len(gains))
 
 
 def party_verdicts(
@@ -207,6 +211,7 @@ def party_verdicts(
     metric: Metric,
     class_names: Sequence[str] = (),
     foremost: str = "",
+    own_models: Mapping[str, Mapping[str, int]] | None = None,
 ) -> list[PartyVerdict]:
     """Return the verdict for each party.
 
@@ -216,6 +221,7 @@ def party_verdicts(
         metric: The metric of the gains.
         class_names: The names of the classes.
         foremost: The method to name where several methods give a party the same.
+        own_models: By party: in how many runs each model was its own model, if gains are over it.
     """
     order = sorted(gains, key=lambda method: method != foremost)
     return [
@@ -225,6 +231,7 @@ def party_verdicts(
             of_party,
             metric,
             class_names,
+            describe_own_model((own_models or {}).get(party, {})),
         )
         for party, of_party in (counts.items() if gains else ())
     ]
@@ -236,6 +243,7 @@ def _verdict(
     counts: Sequence[SampleCounts],
     metric: Metric,
     class_names: Sequence[str],
+    own_model: str,
 ) -> PartyVerdict:
     if not gains and any(of_seed.withheld for of_seed in counts):
         return PartyVerdict(party, "not judged", WITHHELD, None, gains)
@@ -251,21 +259,44 @@ def _verdict(
         )
     best = max(gains, key=lambda method: gains[method].low)
     if gains[best].low > 0:
-        return PartyVerdict(party, "gains", f"{gains[best]} by {best}", best, gains)
+        over = f" over its own model{own_model}" if own_model else ""
+        return PartyVerdict(party, "gains", f"{gains[best]} by {best}{over}", best, gains)
     if all(estimate.high < 0 for estimate in gains.values()):
         best = max(gains, key=lambda method: gains[method].high)
         return PartyVerdict(
             party,
             "alone",
-            f"better alone; {best}, which costs it least, gives {gains[best]}",
+            f"better alone{own_model}; {best}, which costs it least, gives {gains[best]}",
             best,
             gains,
         )
     best = max(gains, key=lambda method: gains[method].gain)
     tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
-    power = describe_power(gains[best], tests)
-    text = f"no clear difference; {best} gives {gains[best]}" + (f"; {power}" if power else "")
-    return PartyVerdict(party, "level", text, None, gains)
+    to = f" to its own model{own_model}" if own_model else ""
+    return PartyVerdict(
+        party,
+        "level",
+        f"no clear difference{to}; {best} gives {gains[best]}",
+        None,
+        gains,
+        Power.of(gains[best], tests),
+    )
+
+
+def describe_own_model(choices: Mapping[str, int]) -> str:
+    """Return a party's own model as a phrase in brackets; empty if it is not known.
+
+    Examples:
+        >>> describe_own_model({"plain-linear": 5})
+        ' (plain-linear)'
+        >>> describe_own_model({"plain-linear": 4, "solo": 1})
+        ' (plain-linear in 4 of 5 runs)'
+    """
+    if not choices:
+        return ""
+    most, count = max(choices.items(), key=lambda item: item[1])
+    runs = sum(choices.values())
+    return f" ({most})" if count == runs else f" ({most} in {count} of {runs} runs)"
 
 
 def _too_few(counts: Sequence[SampleCounts], metric: Metric, class_names: Sequence[str]) -> str:
@@ -315,7 +346,12 @@ def format_verdicts(verdicts: Sequence[PartyVerdict]) -> list[str]:
 
 
 def how_to_read(
-    methods: int, seeds: Sequence[int], metric: Metric, same: bool = True, folds: int = 1
+    methods: int,
+    seeds: Sequence[int],
+    metric: Metric,
+    same: bool = True,
+    folds: int = 1,
+    baseline: Baseline = OVER_SOLO,
 ) -> str:
     """Return a text on how to read the intervals.
 
@@ -325,6 +361,7 @@ def how_to_read(
         metric: The metric.
         same: Whether parties have the same samples under all seeds.
         folds: The number of folds of cross-validation; 1 without it.
+        baseline: What gains are over.
     """
     picked = (
         f", Bonferroni-corrected for the choice of the best of {methods} methods"
@@ -350,8 +387,14 @@ def how_to_read(
     if folds > 1:
         samples = f"all of a party's samples ({describe_folds(folds, len(seeds))})"
         more = ""
+    than = "training alone"
+    if baseline == OVER_OWN_MODEL:
+        than = (
+            "its own model (the best that it trains alone, by cross-validation on its training"
+            " samples)"
+        )
     return (
-        f"Points of {metric.title} more than by training alone, on {samples}; between: where the"
+        f"Points of {metric.title} more than by {than}, on {samples}; between: where the"
         f" true difference lies with 95% confidence{picked}.{more}"
     )
 

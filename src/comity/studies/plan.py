@@ -14,7 +14,10 @@ from comity.base.call import EvaluationRequest, Message
 from comity.base.record import payload
 from comity.core.party import Traffic
 from comity.engines.site import Site
+from comity.models.named_files import without_weights
+from comity.models.weight_files import as_safetensors
 from comity.runs.build import SimulatedRun
+from comity.runs.config import Experiment
 from comity.runs.planned_absences import PlannedAbsences
 from comity.runs.server_run import Quiet
 
@@ -134,6 +137,14 @@ def plan(job: SimulatedRun) -> Plan:
         train_seconds=train,
         evaluate_seconds=evaluate,
     )
+
+
+def sent_weights(experiment: Experiment) -> int:
+    """Return the bytes of initial weights that each site of a federation would be sent; 0 if they
+    are in no file.
+    """
+    file = without_weights(experiment.model)[1] or experiment.weights
+    return len(as_safetensors(file)) if file else 0
 
 
 TRIED = 16  # the most parties that are batched in the tried round

@@ -1,6 +1,7 @@
 """Trackers, which log the metrics of a run to other tools.
 
-Comity has trackers for TensorBoard and MLflow. Any object with the methods of `Tracker` is one.
+Comity has trackers for TensorBoard, MLflow, and Weights & Biases. Any object with the methods of
+`Tracker` is one.
 """
 
 from __future__ import annotations
@@ -61,9 +62,16 @@ def _mlflow(folder: Path | None) -> Tracker:
     return MLflow(folder)
 
 
+def _wandb(folder: Path | None) -> Tracker:
+    from comity.track.wandb import WeightsAndBiases
+
+    return WeightsAndBiases()
+
+
 TRACKERS: dict[str, Callable[[Path | None], Tracker]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
+    "wandb": _wandb,
 }
 
 

@@ -80,17 +80,17 @@ def write_blob(skeleton: Any, tensors: Sequence[Tensor]) -> bytes:
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 
-def read_blob(blob: bytes, most_bytes: int = MOST_BYTES) -> tuple[Any, list[Tensor]]:
+def read_blob(blob: bytes | memoryview, most_bytes: int = MOST_BYTES) -> tuple[Any, list[Tensor]]:
     """The skeleton and the tensors of a blob. Any exception means that it is invalid."""
     text = header_of(blob, most_bytes)
     header = HEADERS.decode(text)
     tree = header.pop("__metadata__")["tree"]
     skeleton = json.loads(tree)
     _check_text(tree, skeleton)
-    return skeleton, _tensors(header, bytearray(memoryview(blob)[8 + len(text) :]))
+    return skeleton, _tensors(header, memoryview(blob)[8 + len(text) :])
 
 
-def header_of(blob: bytes, most_bytes: int = MOST_BYTES) -> str:
+def header_of(blob: bytes | memoryview, most_bytes: int = MOST_BYTES) -> str:
     """The names, shapes and skeleton as text.
 
     Raises InvalidBlob if decoding them would take more memory than a blob of that size may use.
@@ -98,10 +98,11 @@ def header_of(blob: bytes, most_bytes: int = MOST_BYTES) -> str:
     length = int.from_bytes(blob[:8], "little")
     if len(blob) > most_bytes or length > min(MOST_HEADER_BYTES, len(blob) - 8):
         raise InvalidBlob("it is too large, or not whole")
-    brackets = blob.count(b"[", 8, 8 + length) + blob.count(b"{", 8, 8 + length)
+    header = bytes(blob[8 : 8 + length])
+    brackets = header.count(b"[") + header.count(b"{")
     if brackets > FREE_BRACKETS + len(blob) // BYTES_PER_BRACKET:
         raise InvalidBlob("it has too many parts for its bytes")
-    return str(memoryview(blob)[8 : 8 + length], "ascii")
+    return str(header, "ascii")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def _check_text(text: str, skeleton: Any) -> None:
         json.dumps(skeleton, ensure_ascii=False).encode()
 
 
-def _tensors(header: dict[str, Any], data: bytearray) -> list[Tensor]:
+def _tensors(header: dict[str, Any], data: memoryview) -> list[Tensor]:
     """The tensors in `data`, copied. They must be contiguous and fill `data`."""
     places = sorted(entry["data_offsets"] for entry in header.values())
     ends = [0, *(end for _, end in places)]
@@ -132,7 +133,7 @@ def _tensors(header: dict[str, Any], data: bytearray) -> list[Tensor]:
     return [_tensor(data, **header[str(i)]) for i in range(len(header))]
 
 
-def _tensor(data: bytearray, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
+def _tensor(data: memoryview, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
     if len(shape) > MOST_DIMENSIONS or any(type(size) is not int or size < 0 for size in shape):
         raise InvalidBlob("a tensor in it has no shape")
     kind, count = DTYPES[dtype], prod(shape)
@@ -142,7 +143,9 @@ def _tensor(data: bytearray, dtype: str, shape: list[int], data_offsets: list[in
         raise InvalidBlob("a tensor in it is not of its size")
     if not count:
         return torch.empty(shape, dtype=kind)
-    view = torch.frombuffer(data, dtype=kind, count=count, offset=begin)
-    if kind is torch.bool and view.view(torch.uint8).max() > 1:
+    value = torch.empty(count, dtype=kind)
+    contents = value.view(torch.uint8)
+    contents.numpy().data[:] = data[begin:end]  # the only copy
+    if kind is torch.bool and contents.max() > 1:
         raise InvalidBlob("a bool in it is neither true nor false")
-    return view.clone().view(shape)
+    return value.view(shape)

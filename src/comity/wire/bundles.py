@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from comity.wire.channel import ALIGN, places_of, views_at, write_tensors
+from comity.wire.channel import aligned_copy, places_of, views_at, write_tensors
 from comity.wire.codec import flatten, unflatten
 
 Bytes = NDArray[np.uint8]
@@ -81,17 +80,7 @@ def unpack(header: bytes, *bundles: Bytes) -> Any:
     """The tree again. Its tensors are copies, since other readers may use the same bundle."""
     skeleton, places, refers = json.loads(header)
     tensors = [
-        views_at(positions, _aligned_copy(bundle))
+        views_at(positions, aligned_copy(bundle.data) if bundle.size else None)
         for positions, bundle in zip(places, bundles, strict=True)
     ]
     return unflatten(skeleton, [tensors[b][k] for b, k in refers])
-
-
-def _aligned_copy(bundle: Bytes) -> memoryview | None:
-    """A copy of a bundle in aligned memory; None if it is empty."""
-    if not bundle.size:
-        return None
-    memory = torch.empty(bundle.size, dtype=torch.uint8)
-    assert memory.data_ptr() % ALIGN == 0
-    memory.numpy()[:] = bundle
-    return memory.numpy().data

@@ -289,7 +289,7 @@ def encode(tree: Any, sealed_messages: bool = False) -> bytes:
 
 
 def decode(
-    blob: bytes,
+    blob: bytes | memoryview,
     sealed_messages: bool = False,
     most_bytes: int = MOST_BYTES,
     records: frozenset[type] | None = None,

@@ -92,7 +92,7 @@ class TestOne:
     ) -> None:
         path = save(tmp_path / "a.png")
         monkeypatch.setitem(sys.modules, "PIL.Image", None)
-        with refuses(path, "pillow", "pip install comity[data]"):
+        with refuses(path, "pillow", "pip install 'comity[data]'"):
             read_image(path)
 
 

@@ -162,5 +162,5 @@ class TestParquet:
     ) -> None:
         path = write(tmp_path / "a.parquet", b"PAR1")
         monkeypatch.setitem(sys.modules, "pyarrow", None)
-        with refuses(path, "pyarrow", "pip install comity[data]"):
+        with refuses(path, "pyarrow", "pip install 'comity[data]'"):
             read_parquet(path)

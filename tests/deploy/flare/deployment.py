@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from comity.deploy.flare import startup_kits
 from comity.deploy.flare.jobs import Jobs
@@ -221,3 +224,30 @@ class Deployment:
         return process.pid != os.getpid() and any(
             str(self.folder) in word for word in process.info["cmdline"] or ()
         )
+
+
+def expire(certificate: Path, root: Path) -> None:
+    """Replace a certificate by one of last year, signed by the same root."""
+    sign(certificate, root, -400, -35)
+
+
+def sign(certificate: Path, root: Path, first: int, last: int) -> None:
+    """Replace a certificate by one that a root signs, valid between two days, counted from today."""
+    original = x509.load_pem_x509_certificate(certificate.read_bytes())
+    key: Any = serialization.load_pem_private_key((root / "rootCA.key").read_bytes(), None)
+    issuer = x509.load_pem_x509_certificate((root / "rootCA.pem").read_bytes())
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(original.subject)
+        .issuer_name(issuer.subject)
+        .public_key(original.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=-first))
+        .not_valid_after(now - datetime.timedelta(days=-last))
+    )
+    for extension in original.extensions:
+        builder = builder.add_extension(extension.value, extension.critical)
+    certificate.write_bytes(
+        builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )

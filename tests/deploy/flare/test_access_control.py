@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import shutil
 import socket
@@ -14,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from deployment import Deployment
+from deployment import Deployment, expire, sign
 
 from comity.deploy.flare import startup_kits
 from comity.deploy.flare.jobs import Jobs, write_job
@@ -225,30 +222,3 @@ def accepts_certificate(deployment: Deployment, certificate: Path | None, key: P
             return len(to.recv(9)) == 9
     except (ssl.SSLError, ConnectionError):
         return False
-
-
-def expire(certificate: Path, root: Path) -> None:
-    """Replace a certificate by one of last year, signed by the same root."""
-    sign(certificate, root, -400, -35)
-
-
-def sign(certificate: Path, root: Path, first: int, last: int) -> None:
-    """Replace a certificate by one that a root signs, valid between two days, counted from today."""
-    original = x509.load_pem_x509_certificate(certificate.read_bytes())
-    key: Any = serialization.load_pem_private_key((root / "rootCA.key").read_bytes(), None)
-    issuer = x509.load_pem_x509_certificate((root / "rootCA.pem").read_bytes())
-    now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(original.subject)
-        .issuer_name(issuer.subject)
-        .public_key(original.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=-first))
-        .not_valid_after(now - datetime.timedelta(days=-last))
-    )
-    for extension in original.extensions:
-        builder = builder.add_extension(extension.value, extension.critical)
-    certificate.write_bytes(
-        builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    )

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import succeed
+from deployment import expire
+from harness import comity, one_sentence, succeed
 
 from comity.deploy.flare import hardening, startup_kits
+from comity.deploy.flare.processes import check_certificate
+from comity.deploy.key_exchange import Identity
+from comity.deploy.revocation import Revocations
 from comity.errors import UsageError
 
 
@@ -40,7 +44,13 @@ def read_json(file: Path) -> dict[str, object]:
 
 
 def test_invitation_has_no_secret(hub: Path) -> None:
-    assert set(read_json(hub / startup_kits.INVITE)) == {"project", "host", "port", "fingerprint"}
+    assert set(read_json(hub / startup_kits.INVITE)) == {
+        "project",
+        "host",
+        "port",
+        "fingerprint",
+        "operator",
+    }
     assert startup_kits.Invite.load(hub / startup_kits.INVITE).fingerprint.startswith("SHA256:")
 
 
@@ -181,3 +191,83 @@ def test_permissions_in_hardened_kits(hub: Path, tmp_path: Path) -> None:
         assert '"/tmp/nvflare' not in json.dumps(resources)
         assert read_json(kit / "startup" / start)["require_signed_jobs"] is True
     assert read_json(tmp_path / "site" / "local" / "resources.json")["allow_log_streaming"] is False
+
+
+def printed(*words: object) -> str:
+    return " ".join(succeed(*words).out.split())
+
+
+def refusal(*words: object) -> str:
+    return one_sentence(comity(*words), 1, 2)
+
+
+def test_accepted_site_has_nothing_to_accept(
+    hub: Path, site_and_request: tuple[Path, Path]
+) -> None:
+    site, request = site_and_request
+    signed = startup_kits.approve(hub, request, again=True)
+    fingerprint = startup_kits.Invite.load(hub / startup_kits.INVITE).fingerprint
+    startup_kits.accept(signed, site, fingerprint)
+    with pytest.raises(UsageError, match="was accepted before, and has nothing to accept"):
+        startup_kits.accept(signed, site, fingerprint)
+    with pytest.raises(UsageError, match="comes first"):
+        startup_kits.accept(signed, site.with_name("elsewhere"), fingerprint)
+
+
+def test_site_renews_its_certificate_and_the_old_one_can_be_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commands that the page names, from an expired certificate to a revoked key."""
+    monkeypatch.chdir(tmp_path)
+    hub, site = tmp_path / "hub", tmp_path / "north"
+    startup_kits.init(hub, "localhost", 18998)
+    invite = startup_kits.Invite.load(hub / startup_kits.INVITE)
+    signed = startup_kits.approve(hub, startup_kits.join(invite, "north", site))
+    startup_kits.accept(signed, site, invite.fingerprint)
+    (site / "kit" / "console.txt").write_text("a line of the log\n")
+    before = Identity.read(site / "kit" / "startup")
+    expire(site / "kit" / "startup" / "client.crt", hub / startup_kits.ROOT)
+    with pytest.raises(UsageError, match=f"expired on .*: comity deploy renew {site} asks"):
+        check_certificate(site / "kit", "client.crt")
+    said = printed("deploy", "renew", site)
+    assert "north.request.zip" in said
+    assert "already" in refusal("deploy", "renew", site)
+    request = tmp_path / "north.request.zip"
+    with pytest.raises(UsageError, match="another key was approved before"):
+        startup_kits.approve(hub, request)
+    succeed("deploy", "approve", request, "--federation", hub, "--again")
+    succeed("deploy", "accept", "north.signed.zip", "--fingerprint", invite.fingerprint)
+    check_certificate(site / "kit", "client.crt")
+    after = Identity.read(site / "kit" / "startup")
+    assert after.name == "north"
+    assert after.certificate.serial_number != before.certificate.serial_number
+    assert (site / "kit" / "console.txt").read_text() == "a line of the log\n"
+    assert not (site / "request").exists()
+    assert stat.S_IMODE((site / "kit" / "startup" / "client.key").stat().st_mode) == 0o600
+    resources = read_json(site / "kit" / "local" / "resources.json")
+    assert resources["class_list_enforcement_mode"] == "enforce"
+
+    said = printed("deploy", "revoke", "north", "--federation", hub)
+    assert "The certificates of north are revoked" in said
+    revocations = Revocations(hub, after.root)
+    assert revocations.has(before.certificate)
+    assert revocations.has(after.certificate)
+    with pytest.raises(UsageError, match="key of this request was revoked"):
+        startup_kits.approve(hub, request, again=True)
+    assert "nobody" in refusal("deploy", "revoke", "nobody", "--federation", hub)
+    assert "is the server" in refusal("deploy", "revoke", "localhost", "--federation", hub)
+    assert "is not an operator's folder" in refusal("deploy", "revoke", "north")
+
+
+def test_operator_renews_the_kits_of_server_and_researcher(tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    startup_kits.init(hub, "localhost", 18997)
+    server = hub / startup_kits.SERVER
+    expire(server / "startup" / "server.crt", hub / startup_kits.ROOT)
+    with pytest.raises(UsageError, match=f"comity deploy renew {hub} makes a new one"):
+        check_certificate(server, "server.crt")
+    succeed("deploy", "renew", hub)
+    check_certificate(server, "server.crt")
+    assert Identity.read(server / "startup", "server").name == "localhost"
+    resources = read_json(server / "local" / "resources.json")
+    assert resources["class_list_enforcement_mode"] == "enforce"

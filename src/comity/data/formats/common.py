@@ -212,4 +212,6 @@ def import_optional(module: str, path: Source) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         name = {"PIL": "pillow"}.get(package, package)
-        raise file_error(path, f"can only be read with {name}: pip install comity[data]") from error
+        raise file_error(
+            path, f"can only be read with {name}: pip install 'comity[data]'"
+        ) from error

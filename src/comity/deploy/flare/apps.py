@@ -19,10 +19,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from cryptography import x509
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.collab import collab
+from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
+from comity.deploy.revocation import Revocations
 from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, quote
 
@@ -240,12 +243,24 @@ def _submitter() -> str:
     root = (
         Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_startup_kit_dir()) / "rootCA.pem"
     )
-    signed, signers = verify_folder_signature_and_get_signers(
-        context.get_prop(FLContextKey.APP_ROOT), str(root)
-    )
+    app = context.get_prop(FLContextKey.APP_ROOT)
+    signed, signers = verify_folder_signature_and_get_signers(app, str(root))
     if not signed or len(signers) != 1:
         raise ComityError("The job is not signed by one person whom the root knows.")
-    return str(signers[0][0])
+    submitter = str(signers[0][0])
+    if has_revoked_signer(Path(app), root, _folder()):
+        raise ComityError(f"The certificate of {submitter} was revoked by the operator.")
+    return submitter
+
+
+def has_revoked_signer(app: Path, root: Path, folder: Path) -> bool:
+    """Whether a certificate that signed the files of a job was revoked, by the list in `folder`."""
+    revocations = Revocations(folder, x509.load_pem_x509_certificate(root.read_bytes()))
+    return any(
+        revocations.has(certificate)
+        for file in app.rglob(NVFLARE_SUBMITTER_CRT_FILE)
+        for certificate in x509.load_pem_x509_certificates(file.read_bytes())
+    )
 
 
 def _folder() -> Path:

@@ -116,7 +116,9 @@ def check_certificate(kit: Path, name: str) -> None:
     first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if last < now:
         raise UsageError(
-            f"The certificate in {kit} expired on {last:%Y-%m-%d}: join again for a new one."
+            f"The certificate in {kit} expired on {last:%Y-%m-%d}: comity deploy renew"
+            f" {kit.parent} {'makes' if name.startswith('server') else 'asks the operator for'} a"
+            " new one."
         )
     if first > now:
         raise UsageError(

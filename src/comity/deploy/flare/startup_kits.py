@@ -20,9 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+
 from comity.deploy.flare import needs_flare
 from comity.deploy.flare.hardening import harden_server, harden_site
-from comity.errors import ComityError, UsageError, quote
+from comity.deploy.flare.jobs import researcher as researcher_of
+from comity.deploy.revocation import Revocations, revoke
+from comity.errors import ComityError, UsageError, quote, unknown
 from comity.safe_files import (
     PRIVATE_UMASK,
     close_to_others,
@@ -175,6 +179,72 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
     return _request(folder / REQUEST, invite.project, entry)
 
 
+def renew(folder: Path) -> Path:
+    """Make a new private key and a request in the folder of a site that was accepted before.
+
+    Returns the zip file to send to the operator. The site keeps its present kit until `accept`.
+    """
+    needs_flare()
+    file = folder / KIT / "startup" / "fed_client.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        name, project = str(content["client"]["fqsn"]), str(content["servers"][0]["name"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        raise UsageError(
+            f"{folder} has no startup kit to renew: comity deploy join and accept make one."
+        ) from None
+    if (folder / REQUEST).exists():
+        raise UsageError(
+            f"{folder} has a request already: send {folder / REQUEST / f'{name}.request.zip'}"
+            f" again, or remove {folder / REQUEST} to make a new one."
+        )
+    entry = {"name": name, "type": "client", "org": ORGANISATION}
+    return _request(folder / REQUEST, project, entry)
+
+
+def renew_own(folder: Path) -> list[Path]:
+    """Make new kits of the server and the researcher in the operator's `folder`, with new keys and
+    certificates of the same root. Sites need nothing new.
+    """
+    needs_flare()
+    invite = Invite.load(folder / INVITE)
+    researcher = researcher_of(folder / LEAD)
+    ports = {
+        "fed_learn_port": invite.port,
+        "admin_port": invite.port,
+        "connection_security": "mtls",
+    }
+    server = {"name": invite.host, "type": "server", "org": ORGANISATION, **ports}
+    lead = {"name": researcher, "type": "admin", "org": ORGANISATION, "role": "lead"}
+    for kit, entry in ((SERVER, server), (LEAD, lead)):
+        _make_kit(folder, kit, invite.project, entry, invite.fingerprint)
+    harden_server(folder / SERVER, folder)
+    return [folder / SERVER, folder / LEAD]
+
+
+def approvals(folder: Path) -> list[dict[str, Any]]:
+    """The records of all certificates that the operator issued, the oldest first."""
+    files = (folder / ROOT / ".nvflare" / "cert_approves").glob("*.json")
+    records = [json.loads(file.read_text(encoding="utf-8"))["approval"] for file in files]
+    return sorted(records, key=lambda record: str(record["approved_at"]))
+
+
+def revoke_certificates(folder: Path, name: str) -> Revocations:
+    """Revoke all certificates that were issued to a site or researcher so far."""
+    if not (folder / ROOT).is_dir():
+        raise UsageError(f"{folder} is not an operator's folder: name it with --federation.")
+    records = approvals(folder)
+    serials = [r["certificate"]["serial"] for r in records if r["name"] == name]
+    if not serials:
+        raise unknown("certificate issued to", name, {record["name"] for record in records})
+    if name == Invite.load(folder / INVITE).host:
+        raise UsageError(
+            f"{name} is the server of this federation: comity deploy renew {folder} gives it a new"
+            " key, and comity deploy init makes another federation."
+        )
+    return revoke(folder, folder / ROOT, serials, name)
+
+
 def approve(folder: Path, request: Path, signed: Path | None = None, again: bool = False) -> Path:
     """Sign a site's request with the root in the operator's `folder`.
 
@@ -200,6 +270,17 @@ def approve(folder: Path, request: Path, signed: Path | None = None, again: bool
         raise UsageError(
             f"A site {quote(name)} with another key was approved before: whoever has both keys is"
             " both."
+        )
+    root = x509.load_pem_x509_certificate((folder / ROOT / "rootCA.pem").read_bytes())
+    revocations = Revocations(folder, root)
+    if any(
+        record["hashes"]["public_key_sha256"] == key
+        and revocations.has_serial(record["certificate"]["serial"])
+        for record in approvals(folder)
+    ):
+        raise UsageError(
+            f"The key of this request was revoked: {quote(name)} can make another with comity"
+            " deploy renew."
         )
     default = request.with_name(request.name.removesuffix(".request.zip") + ".signed.zip")
     return _sign(folder, request, signed or default)
@@ -245,6 +326,12 @@ def accept(signed: Path, folder: Path, fingerprint: str) -> Path:
     """
     needs_flare()
     if not (folder / REQUEST).is_dir():
+        if (folder / KIT).is_dir():
+            raise UsageError(
+                f"{folder} was accepted before, and has nothing to accept: comity deploy check"
+                f" {folder} tells until when its certificate is valid, and comity deploy renew"
+                f" {folder} asks for a new one."
+            )
         raise UsageError(
             f"{folder} has not requested admission yet: comity deploy join comes first."
         )
@@ -285,10 +372,19 @@ def _package(signed: Path, request: Path, fingerprint: str, to: Path) -> None:
     try:
         options = ["--request-dir", request, "--fingerprint", fingerprint, "-w", built]
         result = _nvflare(request, "package", signed, *options, "--force")
+        if to.is_dir():  # a kit that is renewed
+            _keep_logs(to, Path(result["output_dir"]))
+            os.replace(to, built / "before")
         os.replace(result["output_dir"], to)
     finally:
         shutil.rmtree(built, ignore_errors=True)
     close_to_others(to)  # FLARE lets everybody run its scripts
+
+
+def _keep_logs(before: Path, kit: Path) -> None:
+    """Copy the logs of a kit to the one that replaces it."""
+    for log in (*before.glob("log.txt*"), *before.glob("console.txt*")):
+        shutil.copy2(log, kit / log.name)
 
 
 def _nvflare(home: Path, *words: object) -> dict[str, Any]:

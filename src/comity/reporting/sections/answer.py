@@ -1,5 +1,5 @@
-"""The first section: which method is best, by how much, for which parties, and at what cost, in
-sentences and in a ranking.
+"""The first two sections: the answer, for a decision, and the methods, in sentences and in a
+ranking.
 """
 
 from __future__ import annotations
@@ -25,6 +25,14 @@ from comity.reporting.folds import gains_in_folds
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.reporting.sections.absences import absences
+from comity.reporting.sections.decision import (
+    NEXT,
+    PLAIN,
+    PLAIN_QUESTION,
+    next_step,
+    plain_models,
+    samples_tested,
+)
 from comity.reporting.sections.gains import (
     correction_note,
     count_choices,
@@ -35,13 +43,12 @@ from comity.reporting.sections.gains import (
 )
 from comity.runs.config import WHERE
 from comity.runs.run_warnings import read_warnings, warning_texts
-from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import blocks
 from comity.spec import parse, split
 from comity.studies.against import HEADS, AgainstEach
 from comity.studies.compare import folder_name
 from comity.studies.compare_warnings import compare_steps
-from comity.studies.estimate import Estimate
+from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Estimate
 from comity.studies.method_summary import (
     MethodSummary,
     columns,
@@ -49,8 +56,9 @@ from comity.studies.method_summary import (
     method_summary,
     optional_columns,
 )
-from comity.studies.overall_verdict import SUMMED, WHOM, overall_verdict
+from comity.studies.overall_verdict import SUMMED, SURE, WHOM, OverallVerdict, overall_verdict
 from comity.studies.party_verdicts import MOST, PartyVerdict, average_gain
+from comity.studies.power import Power
 from comity.text import join_names
 from comity.units import size
 
@@ -73,8 +81,8 @@ class Ranked(MethodSummary):
         return self.mean
 
 
-MATTER = ("over SOLO", "gained", "hurt")
-"""The columns of the ranking that compare with SOLO. A narrow screen shows them first."""
+MATTER = ("over SOLO", "over own model", "gained", "hurt")
+"""The columns of the ranking that compare with the baseline. A narrow screen shows them first."""
 IDEA = re.compile(r"Idea: (.*?)(?:\n\n|$)", re.DOTALL)
 TARGET = ("rounds to target", "bytes to target")
 AGAINST = "against"
@@ -83,21 +91,43 @@ IDEAS = "ideas"
 MEASURES = "measures"
 
 
-def answer(group: Group, folder: Path, target: float | None = None) -> Section:
-    """Return the first section: the answer for all parties and for each one, then the ranking.
+def answer(group: Group, folder: Path) -> Section:
+    """Return the first section, which fits one screen and one printed page: the answer for all
+    parties and for each one.
+
+    Args:
+        group: the runs
+        folder: the folder of the report
+    """
+    section = Section("answer", "The answer")
+    _add_unfinished(section, group)
+    ranked, _ = rank_methods(group)
+    comparison = _read_comparison(section, group, folder / group.name / "comparison.json")
+    finished = [row for row in ranked if row.mean is not None]
+    if finished:
+        _add_outcome(section, group, finished, comparison, folder)
+    return section
+
+
+def methods(group: Group, folder: Path, target: float | None = None) -> Section:
+    """Return the second section: the ranking of the methods, and all warnings.
 
     Args:
         group: the runs
         folder: the folder of the report
         target: accuracy to which rounds and bytes are counted (default: the accuracy of SOLO)
     """
-    section = Section("answer", "The answer")
+    section = Section("methods", "The methods")
     ranked, resolved_target = rank_methods(group, target)
-    comparison = _read_comparison(section, group, folder / group.name / "comparison.json")
-    _add_outcome(section, group, [row for row in ranked if row.mean is not None], comparison)
-    _add_warnings(section, group, comparison)
+    path = folder / group.name / "comparison.json"
+    comparison = _read_comparison(Section("", ""), group, path)
+    finished = [row for row in ranked if row.mean is not None]
+    if finished and _verdict(group, finished, comparison):
+        section.say(" ".join(sentences(group, finished)))
     section.blocks.append(_ranking(ranked, group, resolved_target))
     section.say(_explain_columns(group, resolved_target, target is not None))
+    for text in _warnings(group, ranked, comparison):
+        section.say(text, "warning")
     if against := comparison.against:
         title = f"{against.method} against each"
         section.blocks.append(Table(AGAINST, title, HEADS, against.rows))
@@ -106,27 +136,40 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     return section
 
 
+def _verdict(
+    group: Group, finished: Sequence[Ranked], comparison: ComparisonAnswers
+) -> OverallVerdict | None:
+    """Return the overall verdict; None if there is no training alone to compare with."""
+    collaborative = [
+        row
+        for row in finished
+        if not (row.method.alone or row.method.pools or row.algorithm.startswith(PLAIN))
+    ]
+    seeds = max(len(row.figure) for row in finished)
+    return overall_verdict(
+        collaborative, comparison.answers, seeds, group.folds, samples_tested(group)
+    )
+
+
 def _add_outcome(
-    section: Section, group: Group, finished: list[Ranked], comparison: ComparisonAnswers
+    section: Section,
+    group: Group,
+    finished: list[Ranked],
+    comparison: ComparisonAnswers,
+    folder: Path,
 ) -> None:
     """Add the result in words.
 
     With SOLO to compare with, these are questions and answers; otherwise a sentence about the best
     method. Below follow the answers to the parties.
     """
-    if not finished:
-        return
-    collaborative = [row for row in finished if not (row.method.alone or row.method.pools)]
-    seeds = max(len(row.figure) for row in finished)
-    verdict = overall_verdict(collaborative, comparison.answers, seeds, group.folds)
+    verdict = _verdict(group, finished, comparison)
     if verdict:
         section.headline = verdict.helps
-        questions = verdict.questions
-        if group.site:
-            questions.pop(WHOM, None)  # a site's own folder knows no other party
-        section.blocks.append(Facts(questions))
-    section.say(" ".join(sentences(group, finished)), "plain" if verdict else "lead")
-    if group.site and not group.solo:
+        section.blocks.append(Facts(_questions(verdict, group, finished, comparison, folder)))
+    else:
+        section.say(" ".join(sentences(group, finished)), "lead")
+    if group.site and not group.baseline:
         runs = shlex.quote(str(group.runs[0].folder.parent))
         section.say(
             "Only a comparison with training alone can show whether learning together helps this"
@@ -139,10 +182,32 @@ def _add_outcome(
         section.say(comparison.reading)
 
 
-def _add_warnings(section: Section, group: Group, comparison: ComparisonAnswers) -> None:
-    """Add warnings about runs that are not finished, about the settings, about the results, and
-    about the comparison of methods.
-    """
+def _questions(
+    verdict: OverallVerdict,
+    group: Group,
+    finished: Sequence[Ranked],
+    comparison: ComparisonAnswers,
+    folder: Path,
+) -> dict[str, str]:
+    """Return the questions of the first screen with their answers."""
+    (helps, sentence), *rest = verdict.questions.items()
+    others = dict(rest)
+    if group.site:
+        others.pop(WHOM, None)  # a site's own folder knows no other party
+    if count := len(_warnings(group, finished, comparison)):
+        plural = "s" if count > 1 else ""
+        others[SURE] += f" Before you rely on this, read the {count} warning{plural} below."
+    questions = {
+        helps: sentence,
+        PLAIN_QUESTION: plain_models(finished),
+        **others,
+        NEXT: next_step(verdict, finished, group, folder),
+    }
+    return {question: text for question, text in questions.items() if text}
+
+
+def _add_unfinished(section: Section, group: Group) -> None:
+    """Say which runs are not finished, and whether their metrics differ."""
     for run in group.runs:
         if not run.has_ended:
             total = f" of {run.experiment.rounds}" if run.experiment else ""
@@ -151,23 +216,24 @@ def _add_warnings(section: Section, group: Group, comparison: ComparisonAnswers)
                 f" rounds. Go on with: comity resume {shlex.quote(str(run.folder))}",
                 "missing",
             )
-    early_warnings = [
-        text for m in group.methods for s in m.summaries for text in warning_texts(s, "before")
-    ]
-    for text in dict.fromkeys(early_warnings):  # methods on the same data have the same ones
-        section.say(text, "warning")
-    for run in group.runs:
-        for text in warning_texts(run.summary, "after") if run.summary else ():
-            if text not in step_warnings(run.summary or {}):
-                section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
-    for text in comparison.warnings or _step_warnings(group):
-        section.say(text, "warning")
     if len(group.chosen_metrics) > 1:
         section.say(
             "These runs were judged by different metrics: they are shown by accuracy, which all of"
             " them have.",
             "missing",
         )
+
+
+def _warnings(group: Group, ranked: Sequence[Ranked], comparison: ComparisonAnswers) -> list[str]:
+    """Return the warnings about the settings, about the results, and about the comparison of
+    methods.
+    """
+    # Methods on the same data have the same early warnings.
+    early = [
+        text for m in group.methods for s in m.summaries for text in warning_texts(s, "before")
+    ]
+    late = [text for row in ranked for text in row.caveats]
+    return [*dict.fromkeys(early), *late, *(comparison.warnings or _step_warnings(group))]
 
 
 def _step_warnings(group: Group) -> list[str]:
@@ -222,15 +288,21 @@ def _explain_columns(group: Group, target: float | None, requested: bool) -> str
     classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
     if len(classes) == TWO:
         about += f" Class 1 is {classes[1]!r}, class 0 {classes[0]!r}."
-    if group.solo and len(group.methods) > 1 and group.site:
+    over = "over SOLO: points more than by training alone"
+    if group.over == OVER_OWN_MODEL:
+        over = (
+            "over own model: points more than by each party's own model, the best of those that it"
+            " trains alone by cross-validation on its training samples"
+        )
+    if group.baseline and len(group.methods) > 1 and group.site:
         about += (
             " Over SOLO: points more than by training alone, with half of its 95% interval's width,"
             " paired over test samples."
         )
-    elif group.solo and len(group.methods) > 1:
+    elif group.baseline and len(group.methods) > 1:
         parties_text = "parties" if group.same_parties else "parties of every seed"
         about += (
-            " Over SOLO: points more than by training alone, mean over parties, with half of its"
+            f" {capitalize_first(over)}, mean over parties, with half of its"
             f" 95% interval's width. Gained, hurt: {parties_text} whose own interval excludes zero."
             f" Intervals are paired over test samples{correction_note(group)}."
         )
@@ -238,8 +310,8 @@ def _explain_columns(group: Group, target: float | None, requested: bool) -> str
         origin = "what the weakest method reaches"
         if requested:
             origin = "as asked"
-        elif group.solo and group.solo.finished:
-            origin = "what SOLO reaches"
+        elif group.baseline and group.baseline.finished:
+            origin = f"what {'SOLO' if group.over == OVER_SOLO else 'own models'} reaches"
         several = any(len(m.runs) > 1 for m in group.methods)
         seeds = "; of several seeds, those that get there are counted" if several else ""
         about += (
@@ -326,7 +398,10 @@ def _parse_answer(entry: dict[str, Any]) -> PartyVerdict:
         str(method): Estimate(*(float(estimate[key]) for key in ("gain", "low", "high")))
         for method, estimate in entry["methods"].items()
     }
-    return PartyVerdict(entry["party"], entry["verdict"], entry["says"], entry["method"], estimates)
+    power = TypeAdapter(Power | None).validate_python(entry.get("power"))
+    return PartyVerdict(
+        entry["party"], entry["verdict"], entry["says"], entry["method"], estimates, power
+    )
 
 
 def _party_answers(answers: Sequence[PartyVerdict], method: str) -> Table:
@@ -344,6 +419,11 @@ def _party_answers(answers: Sequence[PartyVerdict], method: str) -> Table:
             [*row, str(verdict.methods.get(method, ""))]
             for row, verdict in zip(rows, answers, strict=True)
         ]
+    if any(verdict.power for verdict in answers):
+        minor += ["hardly shows below", "what would settle it"]
+        rows = [
+            [*row, *_power_cells(verdict.power)] for row, verdict in zip(rows, answers, strict=True)
+        ]
     heads += minor
     return Table(
         ANSWERS,
@@ -354,6 +434,13 @@ def _party_answers(answers: Sequence[PartyVerdict], method: str) -> Table:
         folded=len(rows) > MOST,
         minor=minor,
     )
+
+
+def _power_cells(power: Power | None) -> list[str]:
+    """Return the smallest visible difference, and what would settle the question."""
+    if power is None:
+        return ["", ""]
+    return [f"{100 * power.visible:.1f} points", " or ".join(power.remedies)]
 
 
 def _ideas(group: Group) -> list[Block]:
@@ -432,6 +519,7 @@ def rank_methods(group: Group, target: float | None = None) -> tuple[list[Ranked
             group.same_parties,
             count_choices(group),
             group.metric.name,
+            group.over,
         )
         reached_target = [] if target is None else _find_reached(method.finished, target)
         rows.append(Ranked(**vars(summary), method=method, reached=reached_target))
@@ -443,8 +531,8 @@ def _default_target(group: Group) -> float | None:
         m.name: [run.curve[max(run.curve)] for run in m.finished if run.curve]
         for m in group.methods
     }
-    if group.solo and final[group.solo.name]:
-        return statistics.fmean(final[group.solo.name])
+    if group.baseline and final[group.baseline.name]:
+        return statistics.fmean(final[group.baseline.name])
     lines = {name: {0: statistics.fmean(values)} for name, values in final.items() if values}
     return common_target(lines) if len(lines) > 1 else None
 
@@ -492,7 +580,7 @@ def _ranking_cells(
         return {"method": row.method.name, group.metric.title: state}
     cells = row.cells(len(row.figure) > 1, optional) | {"method": row.method.name}
     omitted: set[str] = set()
-    if group.solo is None or len(group.methods) == 1:
+    if group.baseline is None or len(group.methods) == 1:
         omitted.update(MATTER)
     if group.site:  # a site knows no other party, and the time is the server's
         omitted.update(("gained", "hurt", "worst", "time"))

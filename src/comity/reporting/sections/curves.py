@@ -245,8 +245,8 @@ def _by_bytes(data: Data, group: Group, alt: str, byte_counts: list[float]) -> C
         "transform": [KEEP_SHOWN],
         "layer": [*layers, solo_line],
     }
-    box = log_checkbox(*(("layer", k, "encoding", "x") for k in range(len(layers))))
-    if group.solo:
+    box = log_checkbox(x, *(("layer", k, "encoding", "x") for k in range(len(layers))))
+    if group.baseline:
         alt += " Training alone, which sends nothing in its rounds: the dashed line."
     return Chart(
         f"{group.metric.name}-by-bytes",

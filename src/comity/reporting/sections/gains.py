@@ -31,7 +31,7 @@ from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.folds import gains_in_folds, summaries_in_folds, too_few_in_folds
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
-from comity.studies.estimate import Estimate
+from comity.studies.estimate import OVER_OWN_MODEL, Estimate
 from comity.studies.party_verdicts import describe_folds, estimates, party_label, without_few
 from comity.text import join_names
 
@@ -42,11 +42,11 @@ VERDICTS = ("gains", "level", "hurt")
 
 @dataclass(frozen=True)
 class PartyResult:
-    """A party's figure under a method and under SOLO: means over seeds, and the gain."""
+    """A party's figure under a method and under the baseline: means over seeds, and the gain."""
 
     name: str
     figure: float
-    solo: float | None = None
+    alone: float | None = None
     gain: Estimate | None = None
 
     @property
@@ -98,13 +98,13 @@ def _suggest_solo(group: Group) -> str:
 
 
 def gains_by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
-    """Return every party's gain over SOLO, by seed; under cross-validation, over all folds."""
+    """Return every party's gain over the baseline, by seed; in cross-validation, over all folds."""
     if group.folds > 1:
-        return gains_in_folds(group, method, group.solo)
+        return gains_in_folds(group, method, group.baseline)
     return {
-        run.seed: gains_between(run, solo)
+        run.seed: gains_between(run, baseline)
         for run in method.finished
-        if (solo := group.solo_run(run)) and solo is not run
+        if (baseline := group.baseline_run(run)) and baseline is not run
     }
 
 
@@ -112,8 +112,8 @@ def too_few(group: Group) -> dict[int, list[str]]:
     """Return the parties with too few test samples for a verdict of their own, by seed."""
     if group.folds > 1:
         return too_few_in_folds(group)
-    solo_runs = group.solo.finished if group.solo else ()
-    return {run.seed: (run.summary or {})["too_few"] for run in solo_runs}
+    runs = group.baseline.finished if group.baseline else ()
+    return {run.seed: (run.summary or {})["too_few"] for run in runs}
 
 
 def summaries_of(group: Group, method: Method) -> list[dict[str, Any]]:
@@ -153,25 +153,25 @@ def party_results(group: Group, method: Method) -> list[PartyResult]:
     If parties differ between seeds, those of every seed are in the list.
     """
     figures: dict[str, list[float]] = defaultdict(list)
-    solo: dict[str, list[float]] = defaultdict(list)
+    alone: dict[str, list[float]] = defaultdict(list)
     clear = without_few(gains_by_seed(group, method), too_few(group), group.same_parties)
     gained = estimates(clear, group.same_parties, count_choices(group), group.metric)
-    solo_figures = {
+    figures_alone = {
         summary["seed"]: _figures_by_party(group, summary)
-        for summary in (summaries_of(group, group.solo) if group.solo else ())
+        for summary in (summaries_of(group, group.baseline) if group.baseline else ())
     }
     for summary in summaries_of(group, method):
         seed = summary["seed"]
         for party, value in _figures_by_party(group, summary).items():
             name = party_label(party, seed, group.same_parties)
             figures[name].append(value)
-            if name in gained and party in solo_figures.get(seed, {}):
-                solo[name].append(solo_figures[seed][party])
+            if name in gained and party in figures_alone.get(seed, {}):
+                alone[name].append(figures_alone[seed][party])
     results = [
         PartyResult(
             name,
             statistics.fmean(values),
-            statistics.fmean(solo[name]) if solo[name] else None,
+            statistics.fmean(alone[name]) if alone[name] else None,
             gained.get(name),
         )
         for name, values in figures.items()
@@ -182,17 +182,19 @@ def party_results(group: Group, method: Method) -> list[PartyResult]:
 
 
 def gains(group: Group, folder: Path) -> Section:
-    """Return the third section: each party beside SOLO, fairness, newcomers, who helps whom."""
+    """Return the third section: the parties' gains, fairness, newcomers, who helps whom."""
     section = Section("gains", "Who gains")
     methods = [m for m in group.methods if m.finished]
     if not methods:
         section.say("No run is finished, so nothing can be said of single parties yet.", "missing")
         return section
     results = {m.name: party_results(group, m) for m in methods}
+    collaborative = {m.name for m in methods if not m.alone}
     compared = {
         name: with_gain
         for name, parties in results.items()
-        if (with_gain := [p for p in parties if p.gain and p.solo is not None])
+        if name in collaborative
+        and (with_gain := [p for p in parties if p.gain and p.alone is not None])
     }
     for name, parties in compared.items():
         _warn_of_negative_transfer(section, name, parties)
@@ -200,7 +202,7 @@ def gains(group: Group, folder: Path) -> Section:
         _add_dumbbells(section, group, compared)
     else:
         section.blocks.append(_dots(group, results))
-        if group.solo is None:
+        if group.baseline is None:
             section.say(_suggest_solo(group), "missing")
     small = {
         party_label(party, seed, group.same_parties)
@@ -247,11 +249,12 @@ def _add_dumbbells(section: Section, group: Group, compared: dict[str, list[Part
     section.blocks += [
         _dumbbells(name, parties, rows[name], metric, values) for name, parties in compared.items()
     ]
+    alone = "each party's own model" if group.over == OVER_OWN_MODEL else "training alone"
     section.say(
-        "Hollow: training alone. Filled: the method. Bar: the 95% interval of the gain, paired over"
-        f" test samples{correction_note(group)}, drawn around the result of training alone, and no"
-        " further than a figure can go; it is clear of the hollow mark where a party clearly gains"
-        " or loses. Level: it is not, which is not the same as no difference." + _about_seeds(group)
+        f"Hollow: {alone}. Filled: the method. Bar: the 95% interval of the gain, paired over test"
+        f" samples{correction_note(group)}, drawn around the result of {alone}, and no further"
+        " than a figure can go; it is clear of the hollow mark where a party clearly gains or"
+        " loses. Level: it is not, which is not the same as no difference." + _about_seeds(group)
     )
 
 
@@ -276,13 +279,13 @@ def _describe_drawn(parties: int, figures: str) -> str:
 def _dumbbell_row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
     """Return the chart's row of a party that was compared with SOLO."""
     assert party.gain is not None
-    assert party.solo is not None
-    ends = [party.solo + metric.sign * end for end in (party.gain.low, party.gain.high)]
+    assert party.alone is not None
+    ends = [party.alone + metric.sign * end for end in (party.gain.low, party.gain.high)]
     ends = [min(max(end, 0.0), 1.0) for end in ends] if metric.bounded else ends
     return {
         "method": method,
         "party": party.name,
-        "solo": party.solo,
+        "solo": party.alone,
         metric.name: party.figure,
         "gain": party.gain.gain,
         "low": party.gain.low,

@@ -191,7 +191,7 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
         "transform": [KEEP_SHOWN],
         "layer": layers,
     }
-    box = log_checkbox(*(("layer", k, "encoding", "y") for k in range(len(layers))))
+    box = log_checkbox(y, *(("layer", k, "encoding", "y") for k in range(len(layers))))
     alt = (
         f"Bytes in each round of {_counted_parties(group)}, by method and direction."
         f" {_describe_changes(rows, names)}"
@@ -235,6 +235,7 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
         if by_party.get(party)
     ]
     data = Data.of("bytes-by-party", rows, ("method", "party", "bytes"))
+    x = bytes_axis("bytes", "bytes sent and received in a run", [row["bytes"] for row in rows])
     names = [m.name for m in methods]
     spec: VegaSpec = {
         "height": rows_height(len({row["party"] for row in rows}), 16),
@@ -243,9 +244,7 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
         "encoding": {
             "y": nominal("party", None),
-            "x": bytes_axis(
-                "bytes", "bytes sent and received in a run", [row["bytes"] for row in rows]
-            ),
+            "x": x,
             "color": colour_by_method(group, only=names),
             "tooltip": [
                 tooltip("method", "method"),
@@ -254,7 +253,7 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
             ],
         },
     }
-    box = log_checkbox(("encoding", "x"))
+    box = log_checkbox(x, ("encoding", "x"))
     alt = "What each party sent and received in a whole run."
     drawn = first_parties(len(parties))
     return Chart(

@@ -1,0 +1,163 @@
+"""`comity advise`: which method to use on a federation, or whether to stay alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from comity.cli.options import (
+    Jobs,
+    Out,
+    Settings,
+    app,
+    free_folder,
+    print_warning,
+    resumable,
+    with_experiment,
+)
+from comity.errors import UsageError
+from comity.runs.config import experiment
+
+if TYPE_CHECKING:
+    from comity.studies.advise.advise import Advice
+
+MOST_PARTIES = 8
+"""Of more parties, only those with the largest and smallest gains are printed."""
+
+
+@app.command()
+@with_experiment
+def advise(
+    settings: Settings,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            help="methods to try, as in fedavg,ditto or all; default: a dozen usual ones",
+            metavar="A,B",
+        ),
+    ] = None,
+    folds: Annotated[
+        int, typer.Option("--folds", min=2, help="folds of each party's samples", metavar="K")
+    ] = 4,
+    margin: Annotated[
+        float,
+        typer.Option("--margin", help="differences below it do not matter, in points"),
+    ] = 1.0,
+    max_bytes: Annotated[
+        str | None,
+        typer.Option(
+            "--max-bytes", help="the most that the final run may send, as in 100MB", metavar="SIZE"
+        ),
+    ] = None,
+    budget_time: Annotated[
+        str | None,
+        typer.Option(
+            "--budget-time", help="how long the race may take, as in 10min", metavar="TIME"
+        ),
+    ] = None,
+    max_hurt: Annotated[
+        int | None,
+        typer.Option(
+            "--max-hurt", min=0, help="the most parties that may clearly be hurt", metavar="N"
+        ),
+    ] = None,
+    jobs: Jobs = "1",
+    out: Out = None,
+    page: Annotated[
+        bool, typer.Option("--report/--no-report", help="write advice.html at the end")
+    ] = True,
+) -> None:
+    """Which method to use on these data, or whether to stay alone.
+
+    Methods race on out-of-fold samples: all run half of their rounds, and the best go on.
+    """
+    from dataclasses import replace
+
+    from comity.cli import screen
+    from comity.reporting.advice_page import write_advice_page
+    from comity.studies.advise.advise import ADVICE, default_prior
+    from comity.studies.advise.advise import advise as find_advice
+    from comity.studies.advise.feasible import parse_bytes, parse_time
+    from comity.studies.advise.race import Rule
+    from comity.studies.parallel import parse_jobs
+
+    job_count = parse_jobs(jobs)
+    if "test" in settings:
+        raise UsageError(
+            "advise tests on every sample by cross-validation: leave out --test (--folds says into"
+            " how many parts)."
+        )
+    if not 0 < margin < 100:
+        raise UsageError(f"margin is a number of points between 0 and 100, not {margin:g}.")
+    most_bytes = None if max_bytes is None else parse_bytes(max_bytes)
+    seconds = None if budget_time is None else parse_time(budget_time)
+    base = experiment(settings).but(test=f"folds({folds})")
+    folder = out or free_folder(f"advise-{Path(base.data).stem}")
+    with resumable(f"the same command and --out {folder}", always=True):
+        advice = find_advice(
+            base,
+            folder,
+            screen.progress if job_count == 1 else screen.progress_of_runs(folds, job_count),
+            print_warning,
+            split_methods(methods),
+            jobs=job_count,
+            rule=replace(Rule(), margin=margin / 100),
+            prior=default_prior(),
+            max_bytes=most_bytes,
+            budget_time=seconds,
+            max_hurt=max_hurt,
+            settings=settings,
+        )
+    show_advice(advice)
+    if page:
+        screen.out.print(f"The page is in {write_advice_page(advice)}", soft_wrap=True)
+    else:
+        screen.out.print(f"The advice is in {folder / ADVICE}", soft_wrap=True)
+
+
+def split_methods(text: str | None) -> list[str] | None:
+    """Return the typed methods: separated by commas, except for those in brackets."""
+    if text is None:
+        return None
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    names = [part.strip() for part in parts]
+    if not all(names):
+        raise UsageError(f"--methods takes names with commas between them, not {text!r}.")
+    return names
+
+
+def show_advice(advice: Advice) -> None:
+    """Print the advice on one screen."""
+    from comity.cli import screen
+    from comity.reporting.advice_page import METHOD_HEADS, method_rows, party_lines
+    from comity.units import duration
+
+    screen.out.print("Advice", style="bold")
+    screen.print_sentence(advice.verdict.sentence)
+    screen.table(METHOD_HEADS, method_rows(advice), "The race", wide=(len(METHOD_HEADS) - 1,))
+    screen.print_legend(
+        "gain: over training alone in points, mean over parties, with half of its 95% interval,"
+        f" which holds at all looks of the race and for all {advice.race.looks.comparisons}"
+        " methods together. folds: on which all rounds were run; 1/2: half of the rounds of one."
+    )
+    for line in party_lines(advice, MOST_PARTIES):
+        screen.print_sentence(line)
+    for note in advice.race.notes:
+        screen.print_sentence(note)
+    screen.out.print(
+        f"The race took {advice.race.spent:.1f} runs, where one of each method is"
+        f" {len(advice.race.arms)}; {duration(advice.seconds)}.",
+        soft_wrap=True,
+    )
+    if advice.command:
+        screen.out.print("Train the final model with:", style="bold")
+        screen.out.print(advice.command, soft_wrap=True)
