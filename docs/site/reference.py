@@ -27,6 +27,10 @@ from comity.cli.options import app
 from comity.runs.config import Experiment
 from comity.spec import format_value
 
+for _module in pkgutil.iter_modules(comity.cli.__path__):  # each adds its commands
+    if _module.name != "__main__":
+        importlib.import_module(f"comity.cli.{_module.name}")
+
 FOLDER = Path(__file__).parents[1] / "reference"
 CLI_INTRO = """\
 # Command line
@@ -66,9 +70,6 @@ def cell(text: object) -> str:
 
 def command_tree() -> dict[str, click.Command]:
     """All commands by their words, such as `data import`."""
-    for module in pkgutil.iter_modules(comity.cli.__path__):
-        if module.name != "__main__":
-            importlib.import_module(f"comity.cli.{module.name}")
     root = typer.main.get_command(app)
     order = [name for section in overview.COMMANDS.values() for name in section]
     return dict(

@@ -1,0 +1,105 @@
+"""README.md: its size, its Python example with the printed output, and its commands.
+
+`COMITY_REGENERATE=1 pytest tests/docs/test_readme.py` writes the output again. Links are checked in
+test_links.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from test_deploy import check_command
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+MOST_BYTES = 8192
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+POINTS = 3.0
+"""How far figures may differ on other processors, which round differently."""
+
+
+def text() -> str:
+    return README.read_text(encoding="utf-8")
+
+
+def block(kind: str) -> str:
+    (found,) = re.findall(rf"```{kind}\n(.*?)```", text(), flags=re.DOTALL)
+    return str(found)
+
+
+def commands() -> list[list[str]]:
+    """The lines of all shell blocks as words."""
+    blocks = re.findall(r"```sh\n(.*?)```", text(), flags=re.DOTALL)
+    return [shlex.split(line, comments=True) for each in blocks for line in each.splitlines()]
+
+
+def test_it_fits_on_two_screens() -> None:
+    assert README.stat().st_size <= MOST_BYTES
+
+
+def test_every_block_is_python_output_or_commands() -> None:
+    kinds = re.findall(r"^```(\w*)$", text(), flags=re.MULTILINE)
+    assert [kind for kind in kinds if kind] == ["sh", "python", "text", "sh"]
+
+
+def test_the_python_example_prints_what_is_shown() -> None:
+    shown = block("text")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(block("python"), "README.md", "exec"), {})
+    output = printed.getvalue()
+    if os.environ.get("COMITY_REGENERATE"):
+        README.write_text(text().replace(shown, output), encoding="utf-8")
+    run_again = "run: COMITY_REGENERATE=1 pytest tests/docs/test_readme.py"
+    assert NUMBER.sub("#", output) == NUMBER.sub("#", shown), run_again
+    for new, old in zip(NUMBER.findall(output), NUMBER.findall(shown), strict=True):
+        assert float(new) == pytest.approx(float(old), abs=POINTS), run_again
+
+
+def test_commands_exist() -> None:
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"`make ([\w-]+)`", text())
+    for program, *words in commands():
+        if program == "make":
+            named += words
+        else:
+            assert program == "comity"
+            check_command(words)
+    assert {"demo", "test", "five", "docs", "demo-sites"} <= set(named)
+    assert not [name for name in named if not re.search(rf"^{name}:", targets, re.MULTILINE)]
+
+
+def test_options_that_the_prose_names_exist() -> None:
+    reference = (ROOT / "docs" / "reference").glob("*.md")
+    documented = "".join(page.read_text(encoding="utf-8") for page in reference)
+    named = set(re.findall(r"`(?:\w+ )?(--[\w-]+)[^`]*`", text()))
+    assert named
+    assert not [name for name in named if name not in documented]
+
+
+def test_versions_of_the_table_are_those_of_its_sources() -> None:
+    page = (ROOT / "docs" / "results" / "frameworks.md").read_text(encoding="utf-8")
+    (head,) = re.findall(r"^\| \| Comity \|(.*)\|$", text(), flags=re.MULTILINE)
+    versions = re.findall(r"[\w.]*\d[\w.]*", head)
+    assert len(versions) == 5
+    assert not [version for version in versions if version not in page]
+    (date,) = re.findall(r"Checked on (\d{4}-\d\d-\d\d)", text())
+    assert f"Checked on {date}" in page
+    ours = re.findall(
+        r"^\| ([^|]+?) \| ", text().split("## What makes")[1].split("## Meth")[0], re.MULTILINE
+    )
+    theirs = re.findall(r"^\| ([^|]+?) \| ", page, re.MULTILINE)
+    assert [row.split(" (")[0] for row in ours[1:]] == theirs[2:]
+
+
+def test_figures_have_a_command() -> None:
+    """Each line of results names its command or the page that has it."""
+    results = text().split("Two results\n")[1].split("## What it is not")[0]
+    assert "`make five`" in results
+    assert "`make demo`" in results

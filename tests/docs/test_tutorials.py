@@ -1,0 +1,81 @@
+"""The tutorials: their files are written and their commands run, in order.
+
+The tutorial about real sites is executed by tests/deploy/flare/test_tutorial.py; here its commands
+are only looked up (test_deploy.py).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from harness import succeed
+
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+WRITTEN = {
+    "own-method": ["mine/comparison.json"],
+    "four-hospitals": ["found/comparison.json", "model/predict.py"],
+    "private-run": ["private/privacy.csv", "private/audit.html"],
+    "paper-table": ["table/table.md"],
+}
+"""What the commands of each tutorial leave in the folder."""
+
+
+def blocks(name: str) -> list[tuple[str, str]]:
+    """The kinds and texts of all blocks."""
+    text = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
+    return re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_tutorial_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COMITY_DATA", raising=False)
+    executed = 0
+    for kind, block in blocks(name):
+        if kind == "python":
+            title = re.match(r"# (\w+\.py)\n", block)
+            assert title
+            (tmp_path / title[1]).write_text(block, encoding="utf-8")
+        elif kind == "sh":
+            for line in block.splitlines():
+                program, *words = shlex.split(line, comments=True)
+                assert program == "comity"
+                succeed(*words)
+                executed += 1
+    assert executed
+    for file in WRITTEN[name]:
+        assert (tmp_path / file).is_file(), file
+
+
+def test_every_tutorial_is_executed() -> None:
+    pages = {page.stem for page in TUTORIALS.glob("*.md")}
+    assert pages == {*WRITTEN, "real-sites"}
+
+
+def test_every_block_of_a_page_says_what_it_is() -> None:
+    """`sh`, `python` and `console` are executed; `text` and `toml` are not commands to execute."""
+    for page in TUTORIALS.glob("*.md"):
+        kinds = {kind for kind, _ in blocks(page.stem)}
+        assert kinds <= {"sh", "python", "text"}, page.name
+
+
+def test_the_damped_method_is_damped(tmp_path: Path) -> None:
+    """With the share 1 the method of the tutorial is FedAvg, and with 0 nothing is learned."""
+    import comity
+
+    ((_, source),) = [block for block in blocks("own-method") if block[0] == "python"]
+    path = tmp_path / "damped.py"
+    path.write_text(source, encoding="utf-8")
+    fed = comity.load("digits").partition("iid", parties=3, seed=0)
+    whole, none, fedavg = (
+        comity.run(method, fed, rounds=2, model="linear", progress=False)
+        for method in (f"{path}(share=1)", f"{path}(share=0)", "fedavg")
+    )
+    mean = [run.summary["accuracy"]["mean"] for run in (whole, none, fedavg)]
+    assert mean[0] == pytest.approx(mean[2], abs=0.02)
+    assert mean[1] < 0.3 < mean[0]
