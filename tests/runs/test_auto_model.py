@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import comity
 from comity.data import Federation
 from comity.errors import UsageError
+from comity.metrics.evaluation import Answers
+from comity.runs import auto_model
 from comity.runs.auto_model import resolve_auto_model
 from comity.runs.config import Experiment, experiment
 from comity.runs.folder import RunFolder
@@ -32,14 +35,32 @@ def auto(**settings: object) -> Experiment:
     )
 
 
-def test_a_linear_label_gets_a_linear_model_and_a_product_a_network() -> None:
-    resolved, reason = resolve_auto_model(auto(), federation(linear=True))
-    assert resolved.model == "linear"
-    assert reason.startswith("model=auto: linear (6 weights) is")
-    assert "training samples that were held out" in reason
+def test_a_product_needs_a_network() -> None:
     resolved, reason = resolve_auto_model(auto(), federation(linear=False))
     assert resolved.model == "mlp2(width=16)"  # 354 weights; 1,218 are too many for 540 samples
     assert "is better than linear" in reason
+
+
+@pytest.mark.parametrize(("more", "chosen"), [(0, "linear"), (1, "linear"), (200, "mlp2")])
+def test_the_network_must_be_better_by_a_standard_error(
+    more: int, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The linear model is right in half of the samples, the network in some more."""
+
+    def predict(settings: Experiment, held_out: Federation) -> dict[str, Answers]:
+        answers = {}
+        for name, party in held_out.parties.items():
+            truth = party.test.y.int()
+            right = len(truth) // 2 + (0 if settings.model == "linear" else more)
+            wrong = torch.arange(len(truth)) >= right
+            answers[name] = Answers(truth, torch.where(wrong, 1 - truth, truth), None)
+        return answers
+
+    monkeypatch.setattr(auto_model, "_predict", predict)
+    resolved, reason = resolve_auto_model(auto(), federation(linear=True))
+    assert resolved.model.startswith(chosen)
+    assert "training samples that were held out" in reason
+    assert ("not clearly worse" in reason) == (more == 1 and chosen == "linear")
 
 
 def test_the_choice_does_not_see_test_samples() -> None:
