@@ -271,7 +271,7 @@ def run(
     tested = federation_of(experiment, federation)
     experiment, reason = resolve_auto_model(experiment, tested)
     job = prepare(experiment, tested, custom_model)
-    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
+    job = replace(job, auto_model=reason)
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)
     temporary, folder = _run_folder(out)
