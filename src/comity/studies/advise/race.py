@@ -265,7 +265,9 @@ def run_race(
         if not course.can_afford_one():
             race.notes.append(f"The race ended after {when}: its budget was spent.")
             break
-        course.keep(max(1, math.ceil(rule.after_first * others)), when, 1.0)
+        # a second fold for two, so that the leader is compared with somebody
+        count = max(2 if fold == 1 else 1, math.ceil(rule.after_first * others))
+        course.keep(count, when, 1.0)
         course.climb(f"{fold + 1} folds", race.racing, fold, False)
         _leave_by_evidence(race, f"{fold + 1} folds")
     return race
