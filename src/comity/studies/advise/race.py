@@ -63,9 +63,9 @@ class Rule:
     """How much of the test loss is subtracted from the metric to choose who goes on: the loss
     varies less than the metric.
     """
-    prior_folds: float = 0.5
+    prior_folds: float = 0.2
     """How many folds the prior counts for in choosing who goes on."""
-    prior_cut: float = 0.04
+    prior_cut: float = 0.1
     """Methods that are expected to be further behind the best than this do not start..."""
     prior_near: float = 0.1
     """...if on a smaller share of similar federations they were near the best."""
@@ -155,7 +155,7 @@ class Race:
             for m, folds in several.items()
         ]
         noise = self.rule.noise.informed_by(excess)
-        return Looks(len(self.arms) - 1, self.rule.folds + 1, self.rule.folds, noise)
+        return Looks(len(self.arms) - 1, self.rule.folds, self.rule.folds, noise)
 
     @property
     def racing(self) -> list[str]:
