@@ -51,7 +51,7 @@ class TrainingNoise:
     """The standard deviation of the mean difference between two methods over trainings."""
     party_spread: float = 0.04
     """The same of one party's difference."""
-    freedom: float = 4.0
+    freedom: float = 8.0
     """How many folds this counts for."""
     first: float = 1.5
     """The factor of the assumed spread for a method's first fold, when nothing can correct it."""
