@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from method_rows import row
 
 from comity.measure.cross_validation import FoldRun, cross_validated_gains
 from comity.measure.gain import Gain, bootstrap_gain, paired_gain
@@ -92,7 +93,7 @@ def in_folds(now: Answers, before: Answers, metric: str, folds: int = 5) -> Gain
             score = None if answers.score is None else answers.score[at]
             part = Answers(answers.truth[at], answers.given[at], score)
             of_method.append(FoldRun(k, {"p": part}, {"p": at.tolist()}))
-    return cross_validated_gains(*runs, folds, METRICS[metric])[0]
+    return cross_validated_gains(runs[0], runs[1], folds, METRICS[metric])[0]
 
 
 def test_as_many_samples_show_the_difference_in_four_of_five_trials() -> None:
@@ -227,8 +228,6 @@ def test_earlier_results_have_no_such_phrase() -> None:
 
 def verdict_on(gain: Estimate, parties: dict[str, Estimate]) -> str:
     """What the overall verdict says would settle it, for parties with 50 samples each."""
-    from test_verdict import row
-
     counts = {name: [SampleCounts((40, 40), (25, 25))] for name in parties}
     answers = party_verdicts({"fedavg": parties}, counts, METRICS["accuracy"])
     verdict = overall_verdict(
