@@ -24,8 +24,8 @@ from comity.reporting.sections.answer import (
     AGAINST,
     IDEAS,
     MEASURES,
-    methods,
 )
+from comity.reporting.sections.answer import methods as methods_section
 from comity.safe_files import make_folder, write_atomically
 
 COLUMN = 252
@@ -185,7 +185,7 @@ def ranking(
         return "\n\n".join([_write(matrix, kind), *notes])
     parts = [PREAMBLE] if kind == "siunitx" else []
     for group in groups:
-        blocks = methods(group, Path(folder), target).blocks
+        blocks = methods_section(group, Path(folder), target).blocks
         parts += [comment + sentence for sentence in file_problems(group, Path(folder))]
         for table, after in zip(blocks, [*blocks[1:], None], strict=True):
             if not isinstance(table, Table) or table.name in (IDEAS, MEASURES):
