@@ -489,7 +489,9 @@ def test_wandb_logs_each_round_offline(tmp_path: Path) -> None:
     for line, (_, figures) in zip(history, rounds, strict=True):
         assert {name: line[name] for name in figures} == pytest.approx(figures)
     assert not [path for path in out.rglob("*") if path.is_symlink()]
-    assert library.open(out).summary == summary(out), "a folder with links would be refused"
+    result = library.open(out)
+    assert isinstance(result, library.Result)
+    assert result.summary == summary(out), "a folder with links would be refused"
 
 
 @pytest.mark.usefixtures("offline")

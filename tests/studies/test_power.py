@@ -231,7 +231,7 @@ def verdict_on(gain: Estimate, parties: dict[str, Estimate]) -> str:
     counts = {name: [SampleCounts((40, 40), (25, 25))] for name in parties}
     answers = party_verdicts({"fedavg": parties}, counts, METRICS["accuracy"])
     verdict = overall_verdict(
-        [row("fedavg", gain, **parties)], answers, 1, samples=50 * len(parties)
+        [replace(row("fedavg", gain), gains=parties)], answers, 1, samples=50 * len(parties)
     )
     assert verdict is not None
     return verdict.settle
