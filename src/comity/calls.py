@@ -1,5 +1,5 @@
-"""The calls that run experiments: `comity.run`, `compare`, `tune`, `advise` and `leave_one_out`; and
-`comity.profile`, which looks at the data.
+"""The calls that run experiments: `comity.run`, `compare`, `tune`, `advise` and `leave_one_out`;
+and `comity.profile`, which looks at the data.
 
 `run` has a keyword for each setting of `comity.runs.config.Experiment`, with its type and default.
 The other calls take the same settings as keywords of the type `Settings`. A test checks that the
@@ -271,7 +271,7 @@ def run(
     tested = federation_of(experiment, federation)
     experiment, reason = resolve_auto_model(experiment, tested)
     job = prepare(experiment, tested, custom_model)
-    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
+    job = replace(job, auto_model=reason)
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)
     temporary, folder = _run_folder(out)
@@ -531,11 +531,7 @@ def advise(
             max_bytes,
             budget_time,
             max_hurt,
-            {
-                name: value
-                for name, value in settings.items()
-                if isinstance(value, str | int | float)
-            },
+            dict(settings),
         )
     del temporary  # a temporary folder must exist until here
     return advice

@@ -435,7 +435,9 @@ class Hospitals(Sites):
 
 def test_five_sites_train_without_pooling(agreed: Path, hospitals: Path, tmp_path: Path) -> None:
     sites = Hospitals(tmp_path, hospitals, agreed)
-    settings = {"rounds": 2, "model": "linear", "metric": "auc", "validation": 0.1}
+    settings: dict[str, Any] = {
+        "rounds": 2, "model": "linear", "metric": "auc", "validation": 0.1,
+    }  # fmt: skip
     for method in ("solo", "fedavg"):
         result = ended(sites.run(method, method, **settings))
         assert result["auc"]["per_party"].keys() == set(NAMES)

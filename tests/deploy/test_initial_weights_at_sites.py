@@ -42,7 +42,7 @@ from comity.runs.folder import RunFolder
 SIZES = {"north": (47, 12), "east": (23, 9), "south": (34, 17)}
 ALLOWED = {"initial_weights = 0": 'initial_weights = "1 MB"'}
 USUAL: dict[str, Any] = {"rounds": 2, "lr": 0.05}
-FROZEN = {"model": "torchvision(name=small,freeze=true)", "cache": False} | USUAL
+FROZEN: dict[str, Any] = {"model": "torchvision(name=small,freeze=true)", "cache": False} | USUAL
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_weights_other_than_the_signed_ones_are_refused(
                 request = pack(head, body[:-4] + b"\0\0\0\0")
             return answer(request)
 
-        handler.answer = changed  # type: ignore[method-assign]
+        handler.answer = changed
     said = failure(run(sites, job, transport))
     assert "did not take the initial weights: The initial weights are not those" in said
     for name in SIZES:

@@ -5,7 +5,7 @@ sums up to rounding; everything that is not a sum is equal to the byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,13 @@ from comity.core.runner import SUMMED
 from comity.core.wrapper import check_can_be_summed
 from comity.engines.loop import Sequential
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Worker, WorkerReply, WorkerRequest, WorkersEngine
+from comity.engines.workers import (
+    Worker,
+    WorkerReply,
+    WorkerRequest,
+    WorkersEngine,
+    always_open,
+)
 from comity.errors import ComityError
 from comity.runs import checkpoint, config
 from comity.runs.build import SimulatedRun, prepare
@@ -282,9 +288,11 @@ class InProcessWorkers(WorkersEngine):
         ]
         self.payload_bytes = 0
 
-    def _exchange(self, asks: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
-        for w in sorted(asks, reverse=self._backwards):
-            for message in self._all[w].handle(unpack(*pack(asks[w]))):
+    def _exchange(
+        self, requests: Mapping[int, WorkerRequest], is_open: Callable[[int], bool] = always_open
+    ) -> Iterator[tuple[int, WorkerReply]]:
+        for w in sorted(requests, reverse=self._backwards):
+            for message in self._all[w].handle(unpack(*pack(requests[w]))):
                 header, bundle = pack(message)
                 self.payload_bytes += bundle.nbytes
                 yield w, unpack(header, bundle)

@@ -4,7 +4,7 @@ cross to and from the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from comity.engines.engine import Engine
 from comity.engines.ray_cluster import Actor
 from comity.engines.site import Site
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import WorkerReply, WorkersEngine
+from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine, always_open
 from comity.runs.build import SimulatedRun
 from comity.runs.run_warnings import warning_texts
 from comity.wire.bundles import pack, unpack
@@ -36,8 +36,10 @@ class OneActor(WorkersEngine):
         self._actor._sites = SiteStore(job.algorithm, job.parties, job.root)
         self._actor.take_secret(bytes(KEY + RUN))
 
-    def _exchange(self, asks: Any) -> Iterator[tuple[int, WorkerReply]]:
-        for w, ask in asks.items():
+    def _exchange(
+        self, requests: Mapping[int, WorkerRequest], is_open: Callable[[int], bool] = always_open
+    ) -> Iterator[tuple[int, WorkerReply]]:
+        for w, ask in requests.items():
             for header, *bundles in self._actor.handle(*pack(ask)):
                 message = unpack(header, *bundles)
                 assert "error" not in message, message

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from method_rows import row
 
 from comity.measure.cross_validation import FoldRun, cross_validated_gains
 from comity.measure.gain import Gain, bootstrap_gain, paired_gain
@@ -92,7 +93,7 @@ def in_folds(now: Answers, before: Answers, metric: str, folds: int = 5) -> Gain
             score = None if answers.score is None else answers.score[at]
             part = Answers(answers.truth[at], answers.given[at], score)
             of_method.append(FoldRun(k, {"p": part}, {"p": at.tolist()}))
-    return cross_validated_gains(*runs, folds, METRICS[metric])[0]
+    return cross_validated_gains(runs[0], runs[1], folds, METRICS[metric])[0]
 
 
 def test_as_many_samples_show_the_difference_in_four_of_five_trials() -> None:
@@ -172,30 +173,30 @@ def test_numbers_have_two_digits() -> None:
 
 
 def test_samples_cannot_settle_what_training_hides_but_repeats_can() -> None:
-    between = Variances(sampling=1e-5, between=0.02**2, seeds=2)
+    between = Variances(sampling=1e-5, between=0.02**2, runs=2)
     power = power_of(Estimate(0.03, -0.1, 0.16, between), 50)
     assert power.more_samples is None
     assert power.repeats is not None
     assert power.remedies == [f"{power.repeats} seeds"]
-    enough = replace(between, seeds=power.repeats)
+    enough = replace(between, runs=power.repeats)
     assert (
         visible_difference(enough)
         <= 0.03
-        < visible_difference(replace(between, seeds=power.repeats - 1))
+        < visible_difference(replace(between, runs=power.repeats - 1))
     )
-    in_folds = power_of(Estimate(0.03, -0.1, 0.16, replace(between, seeds=1, folds=10)), 50)
+    in_folds = power_of(Estimate(0.03, -0.1, 0.16, replace(between, runs=10, folds=10)), 50)
     assert in_folds.remedies[0] == "2 repeats (--repeats 2)"
 
 
 def test_repeats_do_not_remove_the_overlap_of_training_sets() -> None:
-    many = Variances(0.0, between=0.01, seeds=10_000, folds=5)
+    many = Variances(0.0, between=0.01, runs=50_000, folds=5)
     assert many.training == pytest.approx(0.01 / 4, rel=1e-3)
 
 
 def test_more_samples_also_train_where_all_are_tested_on() -> None:
-    in_folds = Variances(0.04, between=0.03, folds=5)
+    in_folds = Variances(0.04, between=0.03, runs=5, folds=5)
     assert in_folds.with_samples(4).error == pytest.approx(in_folds.error / 2)
-    tested_only = Variances(0.04, between=0.03, seeds=5)
+    tested_only = Variances(0.04, between=0.03, runs=5)
     assert tested_only.with_samples(4).training == tested_only.training
 
 
@@ -227,8 +228,6 @@ def test_earlier_results_have_no_such_phrase() -> None:
 
 def verdict_on(gain: Estimate, parties: dict[str, Estimate]) -> str:
     """What the overall verdict says would settle it, for parties with 50 samples each."""
-    from test_verdict import row
-
     counts = {name: [SampleCounts((40, 40), (25, 25))] for name in parties}
     answers = party_verdicts({"fedavg": parties}, counts, METRICS["accuracy"])
     verdict = overall_verdict(

@@ -83,7 +83,7 @@ def run(
     federation_here = federation_of(base)
     base, reason = resolve_auto_model(base, federation_here)
     job = prepare(base, federation_here)
-    job = replace(job, setting_warnings=(*job.setting_warnings, *filter(None, [reason])))
+    job = replace(job, auto_model=reason)
     for text in job.warnings():
         print_warning(text)
     for initial in job.context.initial_weights:

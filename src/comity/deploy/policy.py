@@ -566,7 +566,7 @@ def _bytes(path: Path, name: str, value: Any) -> int:
 
 def _rounded_up(amount: int) -> int:
     """A number of bytes that is not smaller, with one significant digit."""
-    step = 10 ** (len(str(amount)) - 1)
+    step: int = 10 ** (len(str(amount)) - 1)
     return -(-amount // step) * step
 
 

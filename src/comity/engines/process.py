@@ -105,17 +105,17 @@ class ProcessEngine(WorkersEngine):
         requests: Mapping[int, WorkerRequest],
         is_open: Callable[[int], bool] = always_open,
     ) -> Iterator[tuple[int, WorkerReply]]:
-        workers = {self._channels[w]: w for w in requests}
+        workers = {self._channels[w].fileno(): w for w in requests}
         self._notify(requests)
         while workers:
-            for channel in workers:
-                channel.return_files()  # of replies that were reduced meanwhile
-            for channel in wait([c for c, w in workers.items() if is_open(w)]):
-                assert isinstance(channel, Channel)
-                w = workers[channel]
+            for w in workers.values():
+                self._channels[w].return_files()  # of replies that were used meanwhile
+            for ready in wait([file for file, w in workers.items() if is_open(w)]):
+                assert isinstance(ready, int)
+                w = workers[ready]
                 reply = self._receive(w)
                 if reply["last"]:
-                    del workers[channel]
+                    del workers[ready]
                 yield w, reply
                 del reply
 

@@ -34,11 +34,6 @@ class Folds:
     """Their standard errors due to the choice of test samples."""
 
     @property
-    def repeats(self) -> int:
-        """The number of repeats of cross-validation."""
-        return len(self.gains) // self.number
-
-    @property
     def between(self) -> float:
         """The variance between runs beyond that of their test samples.
 

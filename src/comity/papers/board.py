@@ -272,15 +272,18 @@ def _rank_section(
             for name, rank in result.ranks.items()
             if result.differ and rank - solo >= result.critical_difference
         ]
+        groups = "; ".join(", ".join(titles[name] for name in group) for group in result.alike)
         parts.append(
             f"Ranks are those of {len(result.ranks)} methods that ran on all {result.federations}"
             f" federations, 1 for the best. Friedman's test: p = {result.p:.2g}. By Nemenyi's test"
-            f" two methods are clearly different if their mean ranks are"
+            " two methods are clearly different if their mean ranks are"
             f" {result.critical_difference:.1f} or more apart: so"
             f" {join_names(better) if better else 'no method'}"
             f" {'are' if len(better) > 1 else 'is'} clearly above SOLO over these federations, and"
-            f" {join_names(worse) if worse else 'none'} clearly below. Gains over all federations"
-            " are of different size, and a mean over other federations would be another one."
+            f" {join_names(worse) if worse else 'none'} clearly below."
+            + (f" Not clearly different from each other: {groups}." if groups else "")
+            + " Gains over federations are of different size, and a mean over other federations"
+            " would be another one."
         )
     return parts
 

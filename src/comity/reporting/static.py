@@ -22,11 +22,10 @@ from comity.reporting.gather import Group, file_problems, gather
 from comity.reporting.labels import Labels, check_labels, method_label
 from comity.reporting.sections.answer import (
     AGAINST,
-    ANSWERS,
     IDEAS,
     MEASURES,
-    answer,
 )
+from comity.reporting.sections.answer import methods as methods_section
 from comity.safe_files import make_folder, write_atomically
 
 COLUMN = 252
@@ -186,10 +185,10 @@ def ranking(
         return "\n\n".join([_write(matrix, kind), *notes])
     parts = [PREAMBLE] if kind == "siunitx" else []
     for group in groups:
-        blocks = answer(group, Path(folder), target).blocks
+        blocks = methods_section(group, Path(folder), target).blocks
         parts += [comment + sentence for sentence in file_problems(group, Path(folder))]
         for table, after in zip(blocks, [*blocks[1:], None], strict=True):
-            if not isinstance(table, Table) or table.name in (ANSWERS, IDEAS, MEASURES):
+            if not isinstance(table, Table) or table.name in (IDEAS, MEASURES):
                 continue
             chosen = _select(table, columns) if table.name != AGAINST else table
             text = _write(_relabel(chosen, labels or {}), kind)

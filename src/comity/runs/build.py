@@ -60,6 +60,8 @@ class SimulatedRun(ServerRun):
     parties: list[Party]
     setting_warnings: tuple[str, ...] = ()
     """Sentences about settings that have no effect."""
+    auto_model: str = ""
+    """Why `model=auto` has chosen this network."""
 
     @cached_property
     def root(self) -> Key:
@@ -84,7 +86,8 @@ class SimulatedRun(ServerRun):
         return Key.root(self.experiment.seed, secret)
 
     def method_warnings(self) -> list[str]:
-        return [*super().method_warnings(), *self._calibration_warnings()]
+        texts = [*super().method_warnings(), *self._calibration_warnings()]
+        return [*texts, self.auto_model] if self.auto_model else texts
 
     def _calibration_warnings(self) -> list[str]:
         """A sentence about parties whose models are calibrated on other than validation samples, or

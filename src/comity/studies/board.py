@@ -13,8 +13,10 @@
     - `solo`: SOLO's accuracy in percent, mean over parties and seeds;
     - `methods`: by the name of the row, the fields of `Standing`.
 
-Gains are in percentage points. An interval that is missing (fewer than three seeds) is null.
-Methods that cannot run on a federation are not listed there.
+Runs of the board are short, about 120 gradient evaluations of a party: a gain is the lead at that
+point and not that of converged models. Gains are in percentage points. An interval that is missing
+(fewer than three seeds) is null. Methods that cannot run on a federation, or were not run there so
+far, are not listed there.
 """
 
 from __future__ import annotations

@@ -25,12 +25,19 @@ class Variances:
     """The variance between runs beyond that of their test samples: other starts of training and,
     under cross-validation, other training sets.
     """
-    seeds: int = 1
-    """The number of seeds, or of repeats of cross-validation."""
+    runs: int = 1
+    """The number of runs: of seeds or, under cross-validation, of folds of all repeats."""
     folds: int = 1
     """The number of folds of cross-validation; 1 without it."""
-    methods: int = 1
-    """The number of methods to choose the best of (Bonferroni)."""
+    tail: float = 0.025
+    """The probability beyond each end of the interval: with m methods, 0.025 / m (Bonferroni)."""
+    freedom: float | None = None
+    """The degrees of freedom of `between`; default: what follows from the number of runs."""
+
+    @property
+    def repeats(self) -> int:
+        """The number of seeds, or of complete repeats of cross-validation."""
+        return self.runs // self.folds
 
     @property
     def training(self) -> float:
@@ -40,7 +47,7 @@ class Variances:
         is that of Nadeau and Bengio (2003), 1 / runs + test size / training size.
         """
         overlap = 1 / (self.folds - 1) if self.folds > 1 else 0.0
-        return self.between * (1 / (self.seeds * self.folds) + overlap)
+        return self.between * (1 / self.runs + overlap)
 
     @property
     def error(self) -> float:
@@ -52,13 +59,15 @@ class Variances:
         """How many standard errors are half of the interval.
 
         `between` is estimated from few runs, hence Student's t, with Satterthwaite's degrees of
-        freedom for the sum of both parts. With m methods, the confidence is 1 - 0.05 / m.
+        freedom for the sum of both parts.
         """
-        runs = self.seeds * self.folds - (self.seeds if self.folds > 1 else 1)
+        of_runs = self.freedom
+        if of_runs is None:
+            of_runs = self.runs - (max(1, self.repeats) if self.folds > 1 else 1)
         freedom = math.inf
         if self.training:
-            freedom = runs * ((self.sampling + self.training) / self.training) ** 2
-        return float(stdtrit(freedom, 1 - 0.025 / self.methods))
+            freedom = of_runs * ((self.sampling + self.training) / self.training) ** 2
+        return float(stdtrit(freedom, 1 - self.tail))
 
     def with_samples(self, factor: float) -> Variances:
         """Return the variances of a party with `factor` times as many samples.

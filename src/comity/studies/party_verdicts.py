@@ -183,7 +183,7 @@ def combine_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> 
     the best of, the confidence is 1 - 0.05 / m (Bonferroni).
     """
     sampling = statistics.fmean(gain.error**2 for gain in gains)
-    variances = replace(_between_runs(gains), sampling=sampling, methods=methods)
+    variances = replace(_between_runs(gains), sampling=sampling, tail=0.025 / methods)
     middle = statistics.fmean(gain.middle for gain in gains)
     half = variances.quantile * variances.error
     low, high = middle - half, middle + half
@@ -198,8 +198,8 @@ def _between_runs(gains: Sequence[Gain]) -> Variances:
     folds = [gain.folds for gain in gains if gain.folds]
     if folds:
         between = statistics.fmean(of_seed.between for of_seed in folds)
-        repeats = sum(of_seed.repeats for of_seed in folds)
-        return Variances(0.0, between, repeats, folds[0].number)
+        runs = sum(len(of_seed.gains) for of_seed in folds)
+        return Variances(0.0, between, runs, folds[0].number)
     if len(gains) == 1:
         return Variances(0.0)
     return Variances(0.0, statistics.variance(gain.gain for gain in gains), len(gains))

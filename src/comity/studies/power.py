@@ -109,8 +109,8 @@ def _repeats(gain: float, variances: Variances) -> int | None:
     return next(
         (
             repeats
-            for repeats in range(variances.seeds + 1, MOST_REPEATS + 1)
-            if visible_difference(replace(variances, seeds=repeats)) <= gain
+            for repeats in range(variances.repeats + 1, MOST_REPEATS + 1)
+            if visible_difference(replace(variances, runs=repeats * variances.folds)) <= gain
         ),
         None,
     )

@@ -41,7 +41,7 @@ class WeightsAndBiases:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        mode = os.environ.get(MODE, "offline")
+        mode: Any = os.environ.get(MODE, "offline")  # wandb checks it
         if mode == "offline":
             for earlier in (folder / FOLDER).glob("offline-run-*"):
                 shutil.rmtree(earlier)

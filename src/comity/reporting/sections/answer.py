@@ -395,7 +395,9 @@ def _parse_answer(entry: dict[str, Any]) -> PartyVerdict:
     if not is_text or entry["verdict"] not in SUMMED:
         raise TypeError("not an answer")
     estimates = {
-        str(method): Estimate(*(float(estimate[key]) for key in ("gain", "low", "high")))
+        str(method): Estimate(
+            float(estimate["gain"]), float(estimate["low"]), float(estimate["high"])
+        )
         for method, estimate in entry["methods"].items()
     }
     power = TypeAdapter(Power | None).validate_python(entry.get("power"))

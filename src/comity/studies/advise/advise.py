@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from comity.algorithms import accepts
 from comity.checksums import with_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
@@ -33,7 +34,9 @@ from comity.studies.parallel import cached_federations, with_one_worker
 
 ADVICE = "advice.json"
 FOLDS = 4
-OWN_ROUNDS = frozenset(("rounds", "algorithm", "seed", "test", "set"))
+FROM_DATA = frozenset(("data", "partition", "parties", "validation"))
+"""Settings that a federation from Python fixes."""
+NOT_REPEATED = frozenset(("rounds", "algorithm", "seed", "test", "set"))
 """Settings that the final run has of its own."""
 
 
@@ -195,7 +198,7 @@ def advise(
         tuple(candidates),
         tuple(left_out),
         base.metric,
-        final_command(verdict, candidates, settings or {}),
+        final_command(verdict, candidates, settings or {}, federation is not None),
         runner.seconds,
         prior.similar(traits) if prior else 0,
         out,
@@ -215,19 +218,33 @@ def default_prior() -> Prior | None:
 
 
 def final_command(
-    verdict: Verdict, candidates: Sequence[Candidate], settings: Mapping[str, Any]
+    verdict: Verdict,
+    candidates: Sequence[Candidate],
+    settings: Mapping[str, Any],
+    in_python: bool = False,
 ) -> str:
-    """Return the command that trains the final model; empty to stay alone."""
+    """Return the command, or the call `in_python`, that trains the final model; empty to stay
+    alone.
+    """
     if verdict.method == SOLO:
         return ""
     rounds = next(c.rounds for c in candidates if c.method == verdict.method)
     algorithm, own = split_settings(verdict.method)
+    chosen = {n: v for n, v in {**settings, **own}.items() if n not in NOT_REPEATED}
+    if in_python:
+        texts = [f"{name}={value!r}" for name, value in chosen.items() if name not in FROM_DATA]
+        return f"comity.run({', '.join([repr(algorithm), 'federation', *texts, f'{rounds=}'])})"
     words = ["comity", "run", algorithm]
-    for name, value in {**settings, **own}.items():
-        if name not in OWN_ROUNDS and value is not None and not isinstance(value, Mapping):
+    for name, value in chosen.items():
+        if value is not None and not isinstance(value, Mapping):
             words += _option(name, value)
     for name, value in settings.get("set", {}).items():
-        words += ["--set", f"{name}={value}"]
+        if accepts(algorithm, name):
+            words += ["--set", f"{name}={value}"]
+    for party, of_party in settings.get("party", {}).items():
+        for name, value in of_party.items():
+            text = ",".join(value) if isinstance(value, list) else value
+            words += ["--party", f"{party}.{name}={text}"]
     return shlex.join([*words, "--rounds", str(rounds)])
 
 

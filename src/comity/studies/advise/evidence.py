@@ -13,9 +13,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.special import stdtrit
-
-from comity.studies.estimate import Estimate
+from comity.studies.estimate import Estimate, Variances
 
 ERROR = 0.05
 """The probability that any interval of a race misses, at any look."""
@@ -53,7 +51,7 @@ class TrainingNoise:
     """The standard deviation of the mean difference between two methods over trainings."""
     party_spread: float = 0.04
     """The same of one party's difference."""
-    freedom: float = 4.0
+    freedom: float = 8.0
     """How many folds this counts for."""
     first: float = 1.5
     """The factor of the assumed spread for a method's first fold, when nothing can correct it."""
@@ -129,12 +127,11 @@ class Looks:
         between = max(0.0, _excess(by_fold, sampling * len(by_fold)))
         freedom = self.noise.freedom + more
         variance = (self.noise.freedom * spread**2 + more * between) / freedom
-        training = variance * (1 / len(by_fold) + 1 / max(1, self.folds - 1))
-        total = sampling + training
-        degrees = freedom * (total / training) ** 2 if training else math.inf
-        quantile = float(stdtrit(degrees, 1 - self.tail))
-        half = quantile * math.sqrt(total)
-        return Estimate(gain, gain - half, gain + half, sampling, training, quantile)
+        variances = Variances(
+            sampling, variance, len(by_fold), max(2, self.folds), self.tail, freedom
+        )
+        half = variances.quantile * variances.error
+        return Estimate(gain, gain - half, gain + half, variances)
 
 
 def excess_variance(now: Sequence[Outcome], before: Sequence[Outcome]) -> float:

@@ -63,9 +63,9 @@ class Rule:
     """How much of the test loss is subtracted from the metric to choose who goes on: the loss
     varies less than the metric.
     """
-    prior_folds: float = 0.5
+    prior_folds: float = 0.2
     """How many folds the prior counts for in choosing who goes on."""
-    prior_cut: float = 0.04
+    prior_cut: float = 0.1
     """Methods that are expected to be further behind the best than this do not start..."""
     prior_near: float = 0.1
     """...if on a smaller share of similar federations they were near the best."""
@@ -155,7 +155,7 @@ class Race:
             for m, folds in several.items()
         ]
         noise = self.rule.noise.informed_by(excess)
-        return Looks(len(self.arms) - 1, self.rule.folds + 1, self.rule.folds, noise)
+        return Looks(len(self.arms) - 1, self.rule.folds, self.rule.folds, noise)
 
     @property
     def racing(self) -> list[str]:
@@ -265,7 +265,9 @@ def run_race(
         if not course.can_afford_one():
             race.notes.append(f"The race ended after {when}: its budget was spent.")
             break
-        course.keep(max(1, math.ceil(rule.after_first * others)), when, 1.0)
+        # a second fold for two, so that the leader is compared with somebody
+        count = max(2 if fold == 1 else 1, math.ceil(rule.after_first * others))
+        course.keep(count, when, 1.0)
         course.climb(f"{fold + 1} folds", race.racing, fold, False)
         _leave_by_evidence(race, f"{fold + 1} folds")
     return race

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from comity.names import display_name
 from comity.studies.advise.race import SOLO, Race
 from comity.studies.estimate import Estimate
-from comity.studies.power import more_samples
+from comity.studies.power import Power
 from comity.text import join_names
 
 Kind = Literal["use", "equal", "alone", "cannot tell"]
@@ -112,14 +112,15 @@ def give_verdict(race: Race, max_hurt: int | None = None) -> Verdict:
             f" {100 * gain.high:.1f} points ({gain}).",
             **common,
         )
-    against = {
-        m: d for m in finished[1:] if (d := race.difference(best, m)) is not None
-    }  # the best minus the other
+    against = {  # the best minus the other, also of those that left
+        arm.method: difference
+        for arm in race.arms
+        if arm.method not in (SOLO, best, *excluded)
+        and (difference := race.difference(best, arm.method)) is not None
+    }
     equal = _equal(race, best, against)
-    worse = [
-        *(m for m, d in against.items() if d.low > 0),
-        *(d.method for d in race.departures if d.clearly),
-    ]
+    clearly = [d.method for d in race.departures if d.clearly]
+    worse = [m for m, d in against.items() if d.low > 0 or (m in clearly and m not in equal)]
     open_against = [m for m in against if m not in equal and m not in worse]
     if gain.low <= 0:
         return Verdict(
@@ -164,7 +165,7 @@ def give_verdict(race: Race, max_hurt: int | None = None) -> Verdict:
         )
     unclear = ""
     if open_against:
-        some = join_names([display_name(m) for m in open_against])
+        some = names_of(open_against)
         unclear = f" Whether {some} would be better or worse cannot be told."
     return Verdict("use", best, f"Use {display_name(best)}: {shown}.{unclear}", **lists, **common)
 
@@ -174,17 +175,20 @@ def _equal(race: Race, best: str, against: Mapping[str, Estimate]) -> list[str]:
     margin = race.rule.margin
     inside = [m for m, d in against.items() if -margin < d.low and d.high < margin]
     left = [d.method for d in race.departures if f"equal to {best} within" in d.why]
-    return [*inside, *left]
+    return list(dict.fromkeys([*inside, *left]))
 
 
 def _needed(gain: Estimate, samples: int) -> str:
     """Say how many more samples a clear answer would take."""
-    more = more_samples(gain, samples)
-    if more is None:
+    power = Power.of(gain, samples)
+    if power is None or power.more_samples is None:
         return "More test samples alone would probably not settle it."
-    return f"About {more:,} more test samples, of all parties together, would probably settle it."
+    return (
+        f"About {power.more_samples:,} more test samples, of all parties together, would probably"
+        " settle it."
+    )
 
 
 def names_of(methods: Sequence[str]) -> str:
     """Return the names of methods as text."""
-    return join_names([display_name(m) for m in methods])
+    return join_names([display_name(m) for m in methods], most=4)

@@ -1,0 +1,453 @@
+"""Advice: the race, its intervals and its verdicts, on outcomes whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import comity
+from comity.data import Federation
+from comity.errors import CorruptedFile, UsageError
+from comity.runs.config import experiment
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Quiet
+from comity.studies.advise.evidence import Looks, Outcome, TrainingNoise, excess_variance
+from comity.studies.advise.feasible import feasible, parse_bytes, parse_time, with_values
+from comity.studies.advise.prior import Expectation, Prior, PriorOfRace, Standing, Traits
+from comity.studies.advise.race import SOLO, Arm, Race, Rule, Step, run_race
+from comity.studies.advise.verdict import give_verdict
+
+QUIET = TrainingNoise(spread=0.002, party_spread=0.004, freedom=50)
+PARTIES = 4
+
+
+class World:
+    """Methods with known accuracies. Samples are right or wrong for several methods together."""
+
+    def __init__(
+        self,
+        strengths: Mapping[str, float | Sequence[float]],
+        samples: int = 400,
+        half: Mapping[str, float] | None = None,
+    ) -> None:
+        self.strengths = strengths
+        self.half = half or {}
+        self.steps: list[Step] = []
+        self._samples = samples
+
+    def __call__(self, steps: Sequence[Step]) -> list[Outcome]:
+        self.steps += steps
+        return [self.outcome(step) for step in steps]
+
+    def outcome(self, step: Step) -> Outcome:
+        values = {}
+        for p in range(PARTIES):
+            # the same samples for all methods: a sample is right if it is easy enough
+            ease = np.random.default_rng((step.fold, p)).random(self._samples)
+            strength = self.strengths[step.method]
+            level = strength if isinstance(strength, float) else strength[p]
+            level = self.half.get(step.method, level) if step.half else level
+            values[f"p{p}"] = tuple((ease < level).astype(float).tolist())
+        mean = float(np.mean([np.mean(v) for v in values.values()]))
+        return Outcome(values, loss=1 - mean)
+
+
+def race_in(
+    world: World,
+    rule: Rule | None = None,
+    prices: Mapping[str, float] | None = None,
+    prior: PriorOfRace | None = None,
+    **more: Any,
+) -> Race:
+    arms = [Arm(method, (prices or {}).get(method, 1.0)) for method in world.strengths]
+    return run_race(arms, rule or Rule(noise=QUIET), prior or PriorOfRace(), world, **more)
+
+
+def test_the_clearly_best_method_is_used_and_the_others_left_with_a_reason() -> None:
+    race = race_in(World({SOLO: 0.6, "fedavg": 0.7, "fedper": 0.85, "ditto": 0.62}))
+    verdict = give_verdict(race)
+    assert (verdict.kind, verdict.method) == ("use", "fedper")
+    assert verdict.gain
+    assert verdict.gain.low > 0.1
+    left = {departure.method for departure in race.departures}
+    assert left == {"fedavg", "ditto"}
+    assert "fedper" in verdict.sentence
+    assert "fedavg" not in verdict.sentence
+
+
+def test_who_is_ahead_early_and_behind_later_does_not_win() -> None:
+    world = World({SOLO: 0.6, "fast": 0.7, "slow": 0.8}, half={"fast": 0.7, "slow": 0.64})
+    assert give_verdict(race_in(world)).method == "slow"
+
+
+def test_parties_stay_alone_where_every_method_is_worse() -> None:
+    race = race_in(World({SOLO: 0.8, "fedavg": 0.7, "fedper": 0.74}))
+    verdict = give_verdict(race)
+    assert (verdict.kind, verdict.method) == ("alone", SOLO)
+    assert verdict.sentence.startswith("Stay alone")
+
+
+def test_few_samples_cannot_tell_and_say_how_many_would() -> None:
+    race = race_in(World({SOLO: 0.70, "fedavg": 0.73, "fedper": 0.71}, samples=30), Rule())
+    verdict = give_verdict(race)
+    assert verdict.kind == "cannot tell"
+    assert re.search(r"About \d[\d,]* more test samples", verdict.sentence)
+    assert verdict.gain
+    assert verdict.gain.low < 0 < verdict.gain.high
+
+
+def test_of_two_equal_methods_the_cheaper_one_is_used() -> None:
+    world = World({SOLO: 0.6, "dear": 0.8, "cheap": 0.8}, samples=2000)
+    rule = Rule(noise=TrainingNoise(spread=0.001, freedom=50))
+    race = race_in(world, rule, prices={"dear": 9.0, "cheap": 1.0})
+    verdict = give_verdict(race)
+    assert verdict.method == "cheap"
+    assert verdict.kind == "equal"
+    assert "dear" in verdict.sentence
+    assert "dear" in [d.method for d in race.departures if "equal to cheap" in d.why]
+
+
+def test_methods_that_left_for_cost_are_named_as_open() -> None:
+    world = World({SOLO: 0.6, "a": 0.80, "b": 0.801, "c": 0.799, "d": 0.802}, samples=100)
+    verdict = give_verdict(race_in(world))
+    assert verdict.kind == "use"
+    assert {verdict.method, *verdict.open_against} >= {"a", "b", "d"} - set(verdict.equal)
+    assert "cannot be told" in verdict.sentence
+
+
+def test_parties_that_a_method_hurts_are_named_and_may_exclude_it() -> None:
+    strengths = {SOLO: [0.6] * 4, "best": [0.9, 0.9, 0.9, 0.3], "safe": [0.67] * 4}
+    race = race_in(World(strengths, samples=800), Rule(noise=QUIET, half_allowance=1.0, budget=9))
+    verdict = give_verdict(race)
+    assert (verdict.method, verdict.hurt) == ("best", ("p3",))
+    assert give_verdict(race, max_hurt=1).method == "best"
+    safe = give_verdict(race, max_hurt=0)
+    assert (safe.method, safe.hurt) == ("safe", ())
+    assert "best" not in safe.sentence
+
+
+def test_stay_alone_where_every_method_hurts_too_many() -> None:
+    race = race_in(World({SOLO: [0.6] * 4, "best": [0.9, 0.9, 0.9, 0.3]}, samples=800))
+    verdict = give_verdict(race, max_hurt=0)
+    assert verdict.kind == "alone"
+    assert "hurts more than 0 parties" in verdict.sentence
+
+
+def test_nothing_is_computed_twice_and_the_budget_holds() -> None:
+    methods = {SOLO: 0.6} | {f"m{k}": 0.6 + 0.005 * k for k in range(11)}
+    world = World(methods, samples=30)
+    race = race_in(world)
+    assert len(world.steps) == len(set(world.steps))
+    assert race.spent <= len(methods)
+    # everybody has run half of the rounds, and only the best all of them
+    assert {s.method for s in world.steps if s.half} == set(methods)
+    assert 1 <= sum(bool(race.folds_of(m)) for m in methods if m != SOLO) < 11
+
+
+def test_time_that_is_over_ends_the_race_with_a_verdict() -> None:
+    world = World({SOLO: 0.7, "a": 0.71, "b": 0.72, "c": 0.7}, samples=30)
+    race = race_in(world, time_left=lambda: 0.0)
+    assert max(race.folds_of(SOLO)) == 0
+    assert any("budget was spent" in note for note in race.notes)
+    assert give_verdict(race).kind in ("cannot tell", "alone")
+
+
+def test_a_method_without_comparable_halves_is_judged_on_all_rounds_only() -> None:
+    world = World({SOLO: 0.6, "fedavg": 0.7, "fedbabu": 0.8}, half={"fedbabu": 0.99})
+    arms = [Arm(SOLO), Arm("fedavg"), Arm("fedbabu", halves=False)]
+    race = run_race(arms, Rule(noise=QUIET), PriorOfRace(), world)
+    assert Step("fedbabu", 0, True) not in world.steps
+    assert give_verdict(race).method == "fedbabu"
+
+
+def test_a_prior_orders_the_race_but_does_not_decide_it() -> None:
+    """It keeps hopeless methods out, and evidence overrules what it expects of the others."""
+    expected = {
+        "hopeless": Expectation(-0.2, 0.0),
+        **{f"m{k}": Expectation(0.05 if k else 0.0, 0.5) for k in range(5)},
+    }
+    strengths = {SOLO: 0.6, "hopeless": 0.5} | {f"m{k}": 0.61 for k in range(1, 5)} | {"m0": 0.8}
+    world = World(strengths)
+    race = race_in(world, prior=PriorOfRace(expected, 0.5))
+    assert all(step.method != "hopeless" for step in world.steps)
+    (why,) = [d.why for d in race.departures if d.method == "hopeless"]
+    assert "similar federations" in why
+    assert give_verdict(race).method == "m0"
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+
+def noisy_fold(rng: np.random.Generator, level: float, spread: float, samples: int) -> Outcome:
+    level += rng.normal(0, spread)
+    return Outcome(
+        {f"p{p}": tuple((rng.random(samples) < level).astype(float)) for p in range(PARTIES)}
+    )
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.03])
+def test_equal_methods_are_seldom_told_apart_at_any_look(spread: float) -> None:
+    """Of 60 races of equal methods, at most a few may ever show a difference."""
+    rng = np.random.default_rng(0)
+    misses = 0
+    for _ in range(60):
+        now, before = ([noisy_fold(rng, 0.7, spread, 60) for _ in range(4)] for _ in range(2))
+        looks = []
+        for k in range(1, 5):
+            excess = [(excess_variance(now[:k], before[:k]), k - 1)] if k > 1 else []
+            correction = Looks(1, 5, 4, TrainingNoise().informed_by(excess))
+            looks.append(correction.difference(now[:k], before[:k]))
+        misses += any(d.low > 0 or d.high < 0 for d in looks)
+    assert misses <= 6
+
+
+def test_intervals_narrow_with_folds_and_widen_with_methods_and_noise() -> None:
+    rng = np.random.default_rng(1)
+    now, before = ([noisy_fold(rng, a, 0.0, 100) for _ in range(4)] for a in (0.8, 0.7))
+
+    def width(looks: Looks, folds: int) -> float:
+        found = looks.difference(now[:folds], before[:folds])
+        return found.high - found.low
+
+    looks = Looks(1, 5, 4, QUIET)
+    assert width(looks, 4) < width(looks, 2) < width(looks, 1)
+    assert width(Looks(20, 5, 4, QUIET), 4) > width(looks, 4)
+    assert width(Looks(1, 5, 4, TrainingNoise(spread=0.05)), 4) > width(looks, 4)
+
+
+def test_a_difference_is_the_mean_over_parties_not_over_samples() -> None:
+    now = [Outcome({"large": (1.0,) * 90 + (0.0,) * 10, "small": (0.0,) * 10})]
+    before = [Outcome({"large": (0.0,) * 100, "small": (1.0,) * 10})]
+    looks = Looks(1, 1, 4, QUIET)
+    assert looks.difference(now, before).gain == pytest.approx((0.9 - 1) / 2)
+    assert looks.difference(now, before, "large").gain == pytest.approx(0.9)
+
+
+def test_a_party_that_one_run_lacks_is_left_out() -> None:
+    now = [Outcome({"a": (1.0, 0.0), "b": (1.0, 1.0)}), Outcome({"a": (1.0, 1.0)})]
+    before = [Outcome({"a": (0.0, 0.0), "b": (1.0, 1.0)})] * 2
+    assert Looks(1, 1, 4, QUIET).difference(now, before).gain == pytest.approx(0.75)
+
+
+# -- the prior -------------------------------------------------------------------------------------
+
+
+def test_similar_federations_count_and_others_do_not() -> None:
+    here = Traits(8, 100, 10, 0.5)
+    prior = Prior(
+        [
+            Standing(Traits(8, 120, 10, 0.55), {"fedper": 0.1, "fedavg": -0.1}),
+            Standing(Traits(8, 100, 10, 0.0), {"fedper": -0.2, "fedavg": 0.3}),
+            Standing(Traits(200, 9000, 2, 0.0, linear=True), {"fedavg": 0.5}),
+        ]
+    )
+    assert here.similarity(here) == 1
+    expected = prior.expectations(here)
+    assert expected["fedper"].gain > 0.05 > expected["fedavg"].gain
+    assert expected["fedper"].near_best > 0.8
+    assert prior.similar(here) == 2
+    assert not prior.expectations(Traits(2, 1e6, 1000, 1.0))
+
+
+# -- feasibility -----------------------------------------------------------------------------------
+
+
+def base(**settings: Any) -> Any:
+    return experiment(
+        {"algorithm": "fedavg", "rounds": 2, "model": "linear", "test": "folds(2)", **settings}
+    )
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return comity.load("digits").partition("iid", parties=3, seed=0, test="folds(2)")
+
+
+def test_methods_that_cannot_run_are_left_out_with_the_reason(digits: Federation) -> None:
+    candidates, left_out = feasible(base(), ["fedavg", "fedrep", "centralized", "solo"], digits)
+    assert [c.method for c in candidates] == ["solo", "fedavg"]
+    reasons = {o.method: o.why for o in left_out}
+    assert "stay at the party" in reasons["fedrep"]
+    assert "pools the data" in reasons["centralized"]
+
+
+def test_a_limit_on_bytes_is_that_of_the_closed_form(digits: Federation) -> None:
+    (solo, fedavg), _ = feasible(base(), ["fedavg"], digits)
+    assert (solo.bytes, fedavg.bytes > 0) == (0, True)
+    within, _ = feasible(base(), ["fedavg"], digits, max_bytes=fedavg.bytes)
+    assert len(within) == 2
+    with pytest.raises(UsageError, match=r"fedavg: It sends .* and the limit is"):
+        feasible(base(), ["fedavg"], digits, max_bytes=fedavg.bytes - 1)
+
+
+def test_a_privacy_budget_leaves_out_methods_without_a_mechanism(digits: Federation) -> None:
+    budget = base(budget="epsilon=3")
+    candidates, left_out = feasible(budget, ["fedavg", "fedavg+dp"], digits)
+    assert [c.method for c in candidates] == ["solo", "fedavg+dp"]
+    assert "cannot keep to a budget" in left_out[0].why
+    assert candidates[1].epsilon is not None
+    assert 0 < candidates[1].epsilon <= 3
+
+
+def test_options_that_papers_tune_are_tried_with_several_values() -> None:
+    assert with_values(["fedprox", "fedavg", "ditto+dp"], base()) == [
+        "fedprox(mu=0.01)",
+        "fedprox(mu=1)",
+        "fedavg",
+        "ditto(lam=0.1)+dp",
+        "ditto(lam=1)+dp",
+    ]
+    assert with_values(["ditto(lam=3)"], base()) == ["ditto(lam=3)"]
+    assert with_values(["fedprox"], base(set={"mu": 5})) == ["fedprox"]
+
+
+@pytest.mark.parametrize("parse", [parse_bytes, parse_time])
+@pytest.mark.parametrize("text", ["", "10", "MB", "10 parsecs", "-1MB", "0s", "nanMB", "1e3MB"])
+def test_wrong_amounts_are_refused_in_a_sentence(parse: Callable[[str], float], text: str) -> None:
+    with pytest.raises(UsageError, match="is a number with a unit"):
+        parse(text)
+
+
+def test_amounts() -> None:
+    assert (parse_bytes("1.5 kB"), parse_bytes("2GB")) == (1500, 2e9)
+    assert (parse_time("10min"), parse_time("2 h")) == (600, 7200)
+
+
+# -- whole races -----------------------------------------------------------------------------------
+
+
+def hospitals(rows: int = 60) -> Federation:
+    """Hospitals with opposite labels: whoever averages learns nothing."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for k, name in enumerate(("north", "south", "west", "east")):
+        x = rng.normal(size=(rows, 4)).astype(np.float32)
+        y = ((x[:, 0] > 0) ^ bool(k % 2)).astype(np.int64)
+        arrays[name] = (x, y)
+    return Federation.from_arrays(arrays)
+
+
+SMALL: dict[str, Any] = {"rounds": 4, "model": "linear", "folds": 2, "engine": "loop"}
+
+
+def test_hospitals_with_opposite_labels_should_stay_alone(tmp_path: Path) -> None:
+    advice = comity.advise(hospitals(), methods=["fedavg", "fedprox"], out=tmp_path, **SMALL)
+    assert (advice.verdict.kind, advice.verdict.method, advice.command) == ("alone", "solo", "")
+    plain = json.loads((tmp_path / "advice.json").read_text())
+    assert plain["verdict"]["kind"] == "alone"
+    assert {c["method"] for c in plain["candidates"]} == {
+        "solo", "fedavg", "fedprox(mu=0.01)", "fedprox(mu=1)",
+    }  # fmt: skip
+
+
+def test_survivors_go_on_from_their_checkpoint(tmp_path: Path) -> None:
+    """A run that was continued has the models of one that was not, to the bit."""
+    comity.advise(hospitals(), methods=["fedavg"], out=tmp_path / "race", **SMALL)
+    continued = tmp_path / "race" / "fedavg" / "fold-1"
+    assert (continued / "summary-2-rounds.json").exists()
+    fold = hospitals().under_folds("folds(2)", 0)
+    comity.run("fedavg", fold, rounds=4, model="linear", engine="loop", out=tmp_path / "whole")
+    for table in ("metrics.csv", "ledger.csv"):
+        assert (continued / table).read_bytes() == (tmp_path / "whole" / table).read_bytes()
+
+
+def test_the_same_call_uses_what_is_there(tmp_path: Path) -> None:
+    first = comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, **SMALL)
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("metrics.csv")}
+    second = comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, **SMALL)
+    assert first.plain() == second.plain()
+    assert times == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("metrics.csv")}
+
+
+def test_a_race_that_was_killed_goes_on_to_the_same_advice(tmp_path: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def dying(title: str) -> Any:
+        if title == "fedavg, fold 1, all rounds":
+            raise Killed
+        return Quiet()
+
+    whole = comity.advise(hospitals(), methods=["fedavg"], out=tmp_path / "whole", **SMALL)
+    with pytest.raises(Killed):
+        comity.advise(
+            hospitals(), methods=["fedavg"], out=tmp_path / "killed", progress=dying, **SMALL
+        )
+    assert not (tmp_path / "killed" / "advice.json").exists()
+    again = comity.advise(hospitals(), methods=["fedavg"], out=tmp_path / "killed", **SMALL)
+    figures = [[(rung.name, rung.gains) for rung in advice.race.rungs] for advice in (whole, again)]
+    assert figures[0] == figures[1]
+    assert whole.verdict == again.verdict
+
+
+def test_parallel_runs_give_the_same_advice(tmp_path: Path) -> None:
+    one, two = (
+        comity.advise(hospitals(), methods=["fedavg"], out=tmp_path / f"{n}", jobs=n, **SMALL)
+        for n in (1, 2)
+    )
+    assert one.verdict == two.verdict
+
+
+def test_a_damaged_outcome_is_refused(tmp_path: Path) -> None:
+    comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, **SMALL)
+    file = next((tmp_path / "outcomes").glob("fedavg-*.json"))
+    file.write_text(file.read_text().replace("1.0", "0.0", 1))
+    with pytest.raises(CorruptedFile, match="damaged"):
+        comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, **SMALL)
+
+
+def test_a_method_that_finishes_is_not_cut_at_half(tmp_path: Path) -> None:
+    comity.advise(
+        hospitals(), methods=["fedbabu"], out=tmp_path, **SMALL | {"model": "mlp2(width=8)"}
+    )
+    assert RunFolder(tmp_path / "fedbabu" / "fold-1").is_finished
+    assert not list((tmp_path / "outcomes").glob("fedbabu-*-half.json"))
+
+
+def test_other_metrics_are_judged_by_their_own_outcomes(tmp_path: Path) -> None:
+    advice = comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, metric="auc", **SMALL)
+    assert advice.metric == "auc"
+    assert advice.verdict.kind == "alone"
+
+
+def test_the_call_that_trains_the_final_model_works(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=20)
+    arrays = {}
+    for name in ("north", "south", "west", "east"):  # alike, and too small to learn alone
+        x = rng.normal(size=(40, 20)).astype(np.float32)
+        arrays[name] = (x, (x @ w > 0).astype(np.int64))
+    federation = Federation.from_arrays(arrays)
+    advice = comity.advise(
+        federation, methods=["fedavg"], out=tmp_path, **SMALL | {"rounds": 20}, lr=0.5
+    )
+    assert advice.verdict.method == "fedavg"
+    result = eval(advice.command, {"comity": comity, "federation": federation})
+    assert result.summary["rounds"] == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"test": "own(0.25)"}, "leave out test"),
+        ({"folds": 1}, "folds is a whole number"),
+        ({"margin": 0}, "margin is a number"),
+        ({"patience": 3}, "leave out --patience"),
+        ({"newcomers": 1}, "newcomers"),
+        ({"methods": ["fedavgg"]}, "fedavgg"),
+        ({"methods": []}, "list of names"),
+        ({"folds": 70}, "too few"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(
+    arguments: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        comity.advise(hospitals(), out=tmp_path, **SMALL | arguments)
+    assert not list(tmp_path.rglob("config.toml"))
