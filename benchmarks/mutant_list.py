@@ -502,7 +502,7 @@ SITES = [
     Mutant(
         "a request with a wrong tag is answered",
         "comity/deploy/session.py",
-        'if not hmac.compare_digest(hmac.digest(self._key, number + content, "sha256"), tag):',
+        "if not hmac.compare_digest(_tag(self._key, number, content), tag):",
         "if not tag:",
         f"{REQUESTS}::test_a_request_that_was_changed_on_the_way_is_refused",
     ),
@@ -541,8 +541,8 @@ SITES = [
     Mutant(
         "a server runs other settings than the submitter has signed",
         "comity/deploy/site_setup.py",
-        'if order.get("run") != run or (signed is not None and signed != experiment):',
-        'if order.get("run") != run:',
+        "        or (signed is not None and signed != experiment)\n",
+        "",
         f"{REQUESTS}::test_settings_other_than_the_signed_ones_are_refused",
     ),
     Mutant(
@@ -1015,15 +1015,15 @@ RESULTS = [
     Mutant(
         "the best of several methods is chosen without the Bonferroni correction",
         "comity/studies/party_verdicts.py",
-        "1 - 0.025 / methods",
-        "1 - 0.025",
+        "tail=0.025 / methods",
+        "tail=0.025",
         f"{GAIN}::test_the_interval_over_seeds_by_hand",
     ),
     Mutant(
         "intervals leave out the variance of training",
-        "comity/studies/party_verdicts.py",
-        "* math.sqrt(sampling + training)",
-        "* math.sqrt(sampling)",
+        "comity/studies/estimate.py",
+        "math.sqrt(self.sampling + self.training)",
+        "math.sqrt(self.sampling)",
         f"{GAIN}::test_the_interval_over_seeds_by_hand",
     ),
     Mutant(

@@ -10,41 +10,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
+from command_lines import check_command
 
-# All commands, as the command line is built once for all tests (conftest.py): a module that is not
-# imported here would be missing in other tests.
-from comity.cli import (  # noqa: F401 -- each adds its commands
-    audit,
-    catalogue,
-    data,
-    deploy,
-    finished_runs,
-    papers,
-    run_commands,
-    watch_command,
-)
-from comity.cli.options import app
 from comity.core.traits import LEAVES
 from comity.deploy.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
 POLICY = (ROOT / "docs" / "reference" / "site-policy.md").read_text(encoding="utf-8")
 UNITS = sorted((ROOT / "deploy" / "systemd").glob("*.service"))
-
-
-def check_command(words: list[str]) -> None:
-    """Fail if there is no such command, or if it has no such option."""
-    command = typer.main.get_command(app)
-    context = None
-    while hasattr(command, "commands"):
-        context = command.make_context("comity", [], parent=context, resilient_parsing=True)
-        command = command.commands[words.pop(0)]
-    options = {name for parameter in command.params for name in parameter.opts}
-    assert not [
-        word for word in words if word.startswith("--") and word.split("=")[0] not in options
-    ], words
 
 
 def commands(text: str) -> list[list[str]]:
