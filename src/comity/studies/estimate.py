@@ -90,6 +90,11 @@ class Estimate:
     """None in results of earlier versions."""
 
     @property
+    def interval(self) -> dict[str, float]:
+        """The gain and the ends of its interval, for a JSON file."""
+        return {"gain": self.gain, "low": self.low, "high": self.high}
+
+    @property
     def helped(self) -> bool:
         """Whether the interval lies above zero."""
         return self.low > 0

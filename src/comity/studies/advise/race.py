@@ -111,7 +111,7 @@ class Rung:
 
     def plain(self) -> dict[str, Any]:
         """Return the entry of advice.json."""
-        return {**vars(self), "gains": {m: vars(g) for m, g in self.gains.items()}}
+        return {**vars(self), "gains": {m: g.interval for m, g in self.gains.items()}}
 
 
 @dataclass

@@ -49,8 +49,8 @@ class Verdict:
         """Return the entry of advice.json."""
         return {
             **vars(self),
-            "gain": self.gain and vars(self.gain),
-            "parties": {p.party: vars(p.gain) for p in self.parties},
+            "gain": self.gain and self.gain.interval,
+            "parties": {p.party: p.gain.interval for p in self.parties},
         }
 
 
