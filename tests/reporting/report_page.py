@@ -162,11 +162,17 @@ def read_json(path: Path) -> Any:
 
 
 def run_comparison(
-    folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any
+    folder: Path,
+    methods: Sequence[str],
+    seeds: Sequence[int] = (0,),
+    plain: str = "auto",
+    **settings: Any,
 ) -> list[MethodSummary]:
     """Run a small comparison with SOLO."""
     base = experiment(SMALL | settings)
-    return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None).rows
+    return compare(
+        base, methods, seeds, folder, lambda _: Quiet(), lambda _: None, plain=plain
+    ).rows
 
 
 def run_regression_comparison(folder: Path) -> None:

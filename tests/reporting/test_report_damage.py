@@ -60,7 +60,7 @@ def quick_page(folder: Path) -> ReportPage:
 def is_reported(page: ReportPage, name: str) -> bool:
     """Whether a note names the file; no section may be missing, and SOLO must be in the table."""
     assert not page.failed_sections, page.notes
-    assert [len(sections) for sections in page.sections.values()] == [7]
+    assert [len(sections) for sections in page.sections.values()] == [8]
     assert page.table("accuracy")[0]["method"] in ("solo", "fedavg")
     assert {row["method"] for row in page.table("accuracy")} == {"solo", "fedavg"}
     assert "accuracy-by-round" in {chart["name"] for chart in page.charts.values()}

@@ -128,9 +128,10 @@ def test_answers_of_all_settings_are_first_and_linked(
     assert {place: unescape(text) for place, text in linked_answers.items()} == verdicts
     assert 'class="settings"' not in heart.source, "of one setting there is nothing to choose from"
     (facts,) = re.findall(r'<dl class="facts">(.*?)</dl>', heart.source, flags=re.DOTALL)
-    questions = re.findall(r"<dt>([^<]*)</dt>", facts)
+    questions = [unescape(text) for text in re.findall(r"<dt>([^<]*)</dt>", facts)]
     assert questions == [
         "Does collaborating help?",
+        "What does a plain model of one's own do?",
         "Whom?",
         "At what cost?",
         "How sure is that?",
@@ -323,7 +324,7 @@ def test_technical_sections_are_folded(sensors: ReportPage) -> None:
 def test_columns_of_the_ranking_on_a_narrow_screen(heart: ReportPage) -> None:
     (body,) = re.findall(r'<table data-name="ranking">(.*?)</table>', heart.source, flags=re.DOTALL)
     always_visible = re.findall(r'<th class="(?:word|figure)"[^>]*>([^<]*)</th>', body)
-    assert always_visible == ["method", "AUC", "over SOLO", "gained", "hurt"]
+    assert always_visible == ["method", "AUC", "over own model", "gained", "hurt"]
 
 
 def test_report_of_regression_data(tmp_path: Path) -> None:

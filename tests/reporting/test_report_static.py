@@ -118,7 +118,7 @@ def test_markdown(folder: Path) -> None:
     (group,) = gather(folder)
     table = next(
         b
-        for b in build_sections(group, folder, [], None, True, False)[0].blocks
+        for b in build_sections(group, folder, [], None, True, False)[1].blocks
         if isinstance(b, Table) and b.name == "ranking"
     )
     assert cells(heads) == list(table.heads)

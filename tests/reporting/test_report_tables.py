@@ -25,7 +25,15 @@ from comity.reporting import report
 from comity.units import deviation, duration, size
 
 KINDS = ("heart", "sensors", "amounts", "one", "half")
-WORDS = {"auc": "AUC", "r2": "R²", "mae": "mean absolute error", "macro_f1": "macro F1"}
+WORDS = {
+    "auc": "AUC",
+    "r2": "R²",
+    "mae": "mean absolute error",
+    "macro_f1": "macro F1",
+    "brier": "Brier score",
+}
+PLAIN_NUMBERS = ("mae", "brier", "calibration_slope", "calibration_intercept")
+"""The metrics that are not shares."""
 DIRECTIONS = {
     "up": "to the server",
     "down": "from the server",
@@ -72,6 +80,7 @@ def run_kind(kind: str, folder: Path) -> Path:
             "parties": 4,
             "metric": "auc",
             "model": "linear",
+            "plain": "none",  # tests/studies/test_own_models.py looks at a page with plain models
         }
         run_comparison(folder / kind, ["fedavg", "fedprox"], (0, 1, 2), **settings)
     elif kind == "sensors":
@@ -202,7 +211,7 @@ def measures(reported: ReportedRuns, row: dict[str, str]) -> dict[str, str]:
             means = [s[name]["mean"] for s in reported.summaries(row["method"])]
             mean = statistics.fmean(means)
             cells[words.get(name, name.replace("_", " "))] = (
-                f"{mean:.4g}" if name == "mae" else f"{mean:.1%}"
+                f"{mean:.4g}" if name in PLAIN_NUMBERS else f"{mean:.1%}"
             )
     return {head: text for head, text in cells.items() if head in row}
 
