@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,11 @@ def test_the_same_command_shows_the_same_without_training(advised: tuple[Path, s
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*.csv")}
 
 
-def test_other_settings_in_the_same_folder_are_refused(advised: tuple[Path, str]) -> None:
-    folder, _ = advised
+def test_other_settings_in_the_same_folder_are_refused(
+    advised: tuple[Path, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "race"
+    shutil.copytree(advised[0], folder)
     for file in (folder / "outcomes").glob("*.json"):
         file.unlink()
     assert "other settings" in complaint(comity(*FEDERATION, "--lr", "0.5", "--out", folder), 2)

@@ -7,8 +7,8 @@ COMMANDS = {
     "Run and compare": {
         "run": "Run a method, or the experiment of a TOML file.",
         "compare": "Compare methods, and training alone, on the same split.",
-        "advise": "Which method to use on these data, or to stay alone.",
         "report": "Write a report of a run, or of many, as one HTML page.",
+        "advise": "Which method to use on these data, or to stay alone.",
         "resume": "Resume an interrupted run, or extend a finished one.",
         "tune": "Try a grid of settings; choose on validation data.",
         "watch": "Show running or finished runs, and update until Ctrl-C.",
