@@ -466,6 +466,7 @@ def advise(
     max_bytes: float | None = None,
     budget_time: float | None = None,
     max_hurt: int | None = None,
+    prior: Literal["none", "board"] = "none",
     out: str | Path | None = None,
     progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
@@ -484,6 +485,7 @@ def advise(
         max_bytes: the most bytes that the final run may send
         budget_time: how many seconds the race may take
         max_hurt: the most parties that may clearly be hurt
+        prior: "board" lets standings on similar federations help to choose who goes on
         out: folder of the race; the same call continues an interrupted race there. Default: a
             temporary folder
         progress: as in `comity.compare`
@@ -527,7 +529,7 @@ def advise(
             custom_model,
             job_count,
             replace(Rule(), margin=margin / 100),
-            advising.default_prior(),
+            advising.find_prior(prior),
             max_bytes,
             budget_time,
             max_hurt,

@@ -64,6 +64,14 @@ def advise(
             "--max-hurt", min=0, help="the most parties that may clearly be hurt", metavar="N"
         ),
     ] = None,
+    prior: Annotated[
+        str,
+        typer.Option(
+            "--prior",
+            help="board: let standings on similar federations help to choose who goes on",
+            metavar="none|board",
+        ),
+    ] = "none",
     jobs: Jobs = "1",
     out: Out = None,
     page: Annotated[
@@ -78,7 +86,7 @@ def advise(
 
     from comity.cli import screen
     from comity.reporting.advice_page import write_advice_page
-    from comity.studies.advise.advise import ADVICE, default_prior
+    from comity.studies.advise.advise import ADVICE, find_prior
     from comity.studies.advise.advise import advise as find_advice
     from comity.studies.advise.feasible import parse_bytes, parse_time
     from comity.studies.advise.race import Rule
@@ -105,7 +113,7 @@ def advise(
             split_methods(methods),
             jobs=job_count,
             rule=replace(Rule(), margin=margin / 100),
-            prior=default_prior(),
+            prior=find_prior(prior),
             max_bytes=most_bytes,
             budget_time=seconds,
             max_hurt=max_hurt,

@@ -207,8 +207,24 @@ def advise(
     return advice
 
 
-def default_prior() -> Prior | None:
-    """Return the standings that the package ships; None if it ships none."""
+PRIORS = ("none", "board")
+"""What a race may know beforehand: nothing, or how methods stood on the federations of the board.
+
+The default is nothing: on the development federations of `benchmarks/advise.py` a prior made the
+advice worse.
+"""
+
+
+def find_prior(name: str) -> Prior | None:
+    """Return a prior by its name in `PRIORS`; None for no prior.
+
+    Raises:
+        UsageError: there is no prior of that name
+    """
+    if name not in PRIORS:
+        raise UsageError(f"prior is {' or '.join(PRIORS)}, not {name!r}.")
+    if name == "none":
+        return None
     try:
         return prior_of(read_board())
     except CorruptedFile:
