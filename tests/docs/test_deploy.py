@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command_lines import check_command
+from document_commands import check_command
 
 from comity.core.traits import LEAVES
 from comity.deploy.policy import SitePolicy

@@ -14,7 +14,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command_lines import check_command
+from document_commands import check_command
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from report_page import ReportPage, read_json, rows, run_comparison
@@ -32,7 +33,11 @@ class Comparison:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        settings = {"partition": "dirichlet(alpha=0.5)|keep(samples=90)", "rounds": 3, "lr": 0.1}
+        settings: dict[str, Any] = {
+            "partition": "dirichlet(alpha=0.5)|keep(samples=90)",
+            "rounds": 3,
+            "lr": 0.1,
+        }
         self.table: list[MethodSummary] = run_comparison(folder, METHODS[1:], SEEDS, **settings)
         self.page = ReportPage(report(folder, methods=[]))
 
