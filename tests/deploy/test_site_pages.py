@@ -54,7 +54,7 @@ def missing_notes(folder: Path) -> list[str]:
 def test_page_of_a_site_shows_only_that_site(sites: Sites) -> None:
     site_folder = sites.site("east") / "runs" / "together"
     assert (site_folder / "report.html").exists()
-    assert set(sections(site_folder)) == {"answer", "curves", "data", "wire", "again"}
+    assert set(sections(site_folder)) == {"answer", "methods", "curves", "data", "wire", "again"}
     assert missing_notes(site_folder) == []
     page_text = text_of(site_folder)
     assert "on east's own test samples" in page_text
