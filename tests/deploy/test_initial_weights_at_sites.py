@@ -137,15 +137,15 @@ def test_new_site_refuses_initial_weights(sites: Sites, tmp_path: Path, encoder:
     sites.change("south", {'message = "1 GB"': 'message = "8 kB"'})
     settings = FROZEN | {"weights": str(encoder)}
     job = submitted(sites, tmp_path / "out", "fedavg", **settings)
-    said = failure(run(sites, job))
+    message = failure(run(sites, job))
     size = (sites.folder / "hub" / "runs" / job.run / INITIAL_WEIGHTS).stat().st_size
     assert 16_000 < size < 25_000
     assert (
         "north accepts no initial weights with a run. Its operator can allow them: write"
         ' initial_weights = "30 kB" under [allow] in site.toml (initial_weights).'
-    ) in said
-    assert "east accepts 100 B of initial weights at most, not 20.7 kB" in said
-    assert "south receives messages of 8 kB at most" in said
+    ) in message
+    assert "east accepts 100 B of initial weights at most, not 20.7 kB" in message
+    assert "south receives messages of 8 kB at most" in message
     for name in SIZES:
         assert not (sites.site(name) / "runs" / job.run / INITIAL_WEIGHTS).exists()
 
@@ -172,8 +172,8 @@ def test_weights_other_than_the_signed_ones_are_refused(
             return answer(request)
 
         handler.answer = changed
-    said = failure(run(sites, job, transport))
-    assert "did not take the initial weights: The initial weights are not those" in said
+    message = failure(run(sites, job, transport))
+    assert "did not take the initial weights: The initial weights are not those" in message
     for name in SIZES:
         assert not (sites.site(name) / "runs" / job.run / INITIAL_WEIGHTS).exists()
 

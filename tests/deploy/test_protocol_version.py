@@ -52,12 +52,12 @@ def test_site_with_another_protocol_is_told_which(
         lambda self, name, request: session.SIGNED + (7).to_bytes(4, "little") + b"another form",
     )
     folder = sites.run("fedavg", "newer", handlers, **SETTINGS)
-    said = (folder / FAILURE).read_text()
+    message = (folder / FAILURE).read_text()
     assert (
         f"north speaks protocol {PROTOCOL} (Comity {version('comity')}), the server protocol 7:"
-        " install a newer Comity where the number is smaller." in said
+        " install a newer Comity where the number is smaller." in message
     )
-    assert "refused" in said.splitlines()
+    assert "refused" in message.splitlines()
 
 
 def test_site_with_another_version_takes_part(

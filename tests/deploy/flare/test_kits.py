@@ -229,8 +229,8 @@ def test_site_renews_its_certificate_and_the_old_one_can_be_revoked(
     expire(site / "kit" / "startup" / "client.crt", hub / startup_kits.ROOT)
     with pytest.raises(UsageError, match=f"expired on .*: comity deploy renew {site} asks"):
         check_certificate(site / "kit", "client.crt")
-    said = printed("deploy", "renew", site)
-    assert "north.request.zip" in said
+    message = printed("deploy", "renew", site)
+    assert "north.request.zip" in message
     assert "already" in refusal("deploy", "renew", site)
     request = tmp_path / "north.request.zip"
     with pytest.raises(UsageError, match="another key was approved before"):
@@ -247,8 +247,8 @@ def test_site_renews_its_certificate_and_the_old_one_can_be_revoked(
     resources = read_json(site / "kit" / "local" / "resources.json")
     assert resources["class_list_enforcement_mode"] == "enforce"
 
-    said = printed("deploy", "revoke", "north", "--federation", hub)
-    assert "The certificates of north are revoked" in said
+    message = printed("deploy", "revoke", "north", "--federation", hub)
+    assert "The certificates of north are revoked" in message
     revocations = Revocations(hub, after.root)
     assert revocations.has(before.certificate)
     assert revocations.has(after.certificate)
