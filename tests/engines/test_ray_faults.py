@@ -5,6 +5,7 @@ a folder that machines do not share.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from comity.engines.ray_engine import RayEngine
 from comity.engines.workers import Worker, WorkersEngine
 from comity.errors import ComityError, UsageError, WorkerLost
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install comity[ray]")
+# Not "ray", which is also the name of a folder of tests.
+pytest.importorskip("ray.exceptions", reason="needs Ray: pip install comity[ray]")
+ray = import_module("ray")
 
 
 class Remote:

@@ -105,7 +105,7 @@ def test_arrays_and_modules_are_refused_on_ray(
 
 def test_missing_ray_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install comity\[ray\]"):
+    with pytest.raises(UsageError, match=r"pip install 'comity\[ray\]'"):
         comity.run("fedavg", data="digits", out=tmp_path / "run", engine="ray")
     assert not list(tmp_path.iterdir())
 
