@@ -117,6 +117,7 @@ bench: $(VENV)/ready
 # Seconds and memory from ten parties to ten thousand, and the picture in docs/results/performance.md; then a cohort of 1,000 of
 # up to a hundred thousand.
 bench-scale: $(VENV)/ready
+	COMITY_TIMING=1 $(BIN)/pytest -m long tests/runs/test_growth.py
 	cd benchmarks && ../$(BIN)/python scale.py parties --plot ../docs/results/scale.svg
 	cd benchmarks && ../$(BIN)/python scale.py cohort
 
