@@ -5,6 +5,8 @@ file.
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,7 +130,10 @@ def test_the_file_of_flares_lines_is_rotated(
 def test_what_flare_prints_does_not_reach_the_screen(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process in place of FLARE's prints warnings and an error, and ends."""
+    """A process in place of FLARE's prints warnings and an error, and ends. Other children of the
+    caller are left alone.
+    """
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     monkeypatch.setattr(processes, "needs_flare", lambda: None)
     kit = tmp_path / "kit"
     kit.mkdir(mode=0o700)  # as in a site's folder
@@ -142,6 +147,8 @@ def test_what_flare_prints_does_not_reach_the_screen(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(ComityError, match=r"kit/log\.txt may say why"):
         processes._run(tmp_path, kit, ["chatty"], [], processes._print)
+    assert other.poll() is None
+    other.communicate(b"\n", timeout=10)
     captured = capfd.readouterr()
     assert captured.err == ""
     assert captured.out.startswith("The server cannot be reached")

@@ -41,7 +41,7 @@ PAGES = [
 ELSEWHERE = {
     "concepts/privacy",  # needs a column of patients: tests/privacy
     "get-started/first-comparison",  # the command of the README
-    "how-to/advise",  # its command is tested in tests/studies/test_advise.py
+    "how-to/advise",  # its command is tested in tests/studies/test_advise_race.py
     "how-to/frozen-encoder",  # needs files of MNIST
 }
 

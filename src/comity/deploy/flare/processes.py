@@ -159,6 +159,7 @@ def _run(
     if (pid := running(kit)) is not None:
         raise UsageError(f"{kit} is running already, as process {pid}.")
     me = psutil.Process()
+    not_ours = set(me.children())
     write_atomically(kit / PID, f"{me.pid} {me.create_time()!r}\n")
     settings = ["secure_train=true", "org=comity", "config_folder=", *settings]
     env = os.environ | {FOLDER: str(folder.resolve())}
@@ -171,7 +172,7 @@ def _run(
         if waiting:
             raise InterruptedError
 
-    _adopt_orphans()
+    _adopt_orphans(True)
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         flare = subprocess.Popen(
@@ -199,10 +200,11 @@ def _run(
             pass
         finally:
             waiting = False
-            end_all([child.pid for child in me.children()])
+            end_all([child.pid for child in me.children() if child not in not_ours])
             flare.wait()
             reader.join(GRACE)
     finally:
+        _adopt_orphans(False)
         (kit / PID).unlink(missing_ok=True)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -220,12 +222,12 @@ def _read_output(flare: subprocess.Popen[str], output: FlareOutput, signals: Seq
         output.add(line, report=not signals)
 
 
-def _adopt_orphans() -> None:
+def _adopt_orphans(adopt: bool) -> None:
     """Make this process the parent of job processes after the end of FLARE's process, so that they
-    are found.
+    are found; or stop doing so.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def end_all(pids: list[int]) -> None:
