@@ -1,8 +1,8 @@
 """What a reader cannot check by eye: no global randomness, no hidden state, no reaching into
 another party, small files.
 
-And that the seam of training stays what it is: works are coroutines, losses are not taken apart,
-one context variable.
+And that training is asked for in one way: party functions are coroutines, losses are not taken
+apart, two context variables.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -56,14 +57,24 @@ FUNCTIONS = {
     "gumbel_softmax",
 }
 NUMPY_OBJECTS = {"Generator", "PCG64", "SeedSequence", "BitGenerator"}
-PARTIES_HOMES = {"_works", "_sites"}
-NOT_A_NETS = {"state", "states", "sites", "engine", "deliver", "evaluate", "alone", "load", "save"}
+PARTIES_AT_ENGINES = {"_runner", "_summer", "_sites"}
+NOT_ON_A_SERVER = {
+    "state",
+    "states",
+    "sites",
+    "engine",
+    "deliver",
+    "evaluate",
+    "alone",
+    "load",
+    "save",
+}
 CONTEXT = {"training/kernels.py": "TAPE", "training/gradient_count.py": "_COUNT"}
 TAPES = {"training/kernels.py", "training/descent.py", "training/dp_sgd.py"}
 LENDS_THE_GLOBAL_GENERATOR = "models/layer_stream.py"
 WATCHES_THE_GLOBAL_GENERATOR = "engines/purity.py"  # reads its state, to refuse unkeyed draws
 OPENING = {"unseal", "open_sealed"}
-OPENS_PARCELS = {
+OPENS_SEALED_MESSAGES = {
     "wire/codec.py",
     "base/record.py",
     "wire/sealing.py",
@@ -224,24 +235,24 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def peeking(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Opening a parcel, or taking a party's state past the net."""
+    """Opening a sealed message, or taking a party's state past the server."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (
             node.attr.startswith("_Sealed") or node.attr in OPENING
         ):
-            yield node.lineno, "opens a sealed parcel"
+            yield node.lineno, "opens a sealed message"
         if isinstance(node, ast.Constant) and str(node.value).startswith("_Sealed"):
-            yield node.lineno, "opens a sealed parcel by name"
+            yield node.lineno, "opens a sealed message by name"
         if isinstance(node, ast.ImportFrom) and any(alias.name in OPENING for alias in node.names):
-            yield node.lineno, "imports what opens sealed parcels"
+            yield node.lineno, "imports what opens sealed messages"
 
 
 def reaching(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Going past the net's exchange to where parties live."""
+    """Going past the server's exchange to the engine's parties."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in PARTIES_HOMES:
-            yield node.lineno, f"reaches for {node.attr} past the net's exchange"
-        if isinstance(node, ast.Constant) and node.value in PARTIES_HOMES:
+        if isinstance(node, ast.Attribute) and node.attr in PARTIES_AT_ENGINES:
+            yield node.lineno, f"reaches for {node.attr} past the server's exchange"
+        if isinstance(node, ast.Constant) and node.value in PARTIES_AT_ENGINES:
             yield node.lineno, f"reaches for {node.value} by name"
 
 
@@ -300,8 +311,8 @@ def tapes(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, "uses the tape"
 
 
-def plain_works(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """PartyRunner (a party's state, a letter, party, key) that are no coroutines."""
+def plain_party_functions(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Party functions (a party's state, a message, party, key) that are no coroutines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             given = [a.arg for a in node.args.args if a.arg != "self"]
@@ -388,9 +399,9 @@ def test_algorithms_hold_no_state_of_their_own(path: Path) -> None:
     check(path, singletons, reaching)
 
 
-def test_a_net_knows_no_homes() -> None:
-    """What types say already: there is no way from a net to a party's state."""
-    assert not NOT_A_NETS & set(dir(Server))
+def test_a_server_has_no_way_to_a_partys_state() -> None:
+    """Types say so already."""
+    assert not NOT_ON_A_SERVER & set(dir(Server))
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=name)
@@ -435,22 +446,28 @@ def test_the_global_generator_is_lent_in_one_place() -> None:
 
 
 @pytest.mark.parametrize("path", ALGORITHMS, ids=name)
-def test_works_are_coroutines(path: Path) -> None:
-    check(path, plain_works)
+def test_party_functions_are_coroutines(path: Path) -> None:
+    check(path, plain_party_functions)
 
 
 @pytest.mark.parametrize("method", algorithms.names())
-def test_works_are_marked_and_nothing_else_is(method: str) -> None:
+def test_party_functions_are_marked_and_nothing_else_is(method: str) -> None:
     assert wrongly_marked(algorithms.find(method)) == []
 
 
-def test_parcels_are_opened_where_they_arrive_and_locked_on_their_way_only() -> None:
-    assert findings()[peeking] == OPENS_PARCELS
+def test_sealed_messages_are_opened_where_they_arrive() -> None:
+    assert findings()[peeking] == OPENS_SEALED_MESSAGES
 
 
 @pytest.mark.parametrize("path", ALGORITHMS + CORE, ids=name)
 def test_algorithms_and_core_know_no_engine(path: Path) -> None:
     check(path, engines)
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """pytest cannot collect two modules of one name in one process."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [twice for twice, count in names.items() if count > 1] == []
 
 
 def test_there_is_something_to_check() -> None:
@@ -492,16 +509,16 @@ BAD = {
         "TABLE = {'a': 1}\nTABLE |= {'b': 2}",
     ],
     peeking: [
-        "parcel._Sealed__content",
-        "getattr(parcel, '_Sealed__content')",
+        "message._Sealed__content",
+        "getattr(message, '_Sealed__content')",
         "from comity.base.record import unseal",
-        "record.unseal(parcel)",
+        "record.unseal(message)",
         "from comity.base.record import open_sealed",
     ],
     reaching: [
-        "self.net._sites[0]",
-        "net._works.run(call, letters, {})",
-        "getattr(net, '_works')",
+        "self.server._sites[0]",
+        "server._runner.run(call, messages, {})",
+        "getattr(server, '_runner')",
         "engine.sites._sites",
     ],
     contexts: [
@@ -523,10 +540,10 @@ BAD = {
         "import dis",
     ],
     tapes: ["from comity.training.kernels import TAPE", "kernels.TAPE.get()"],
-    plain_works: [
+    plain_party_functions: [
         "class A:\n    def local(self, mine, m, party, key):\n        return mine, None",
         (
-            "class A:\n    def warm_up(self, F_i: Params, letter: Model, party: Party, key: Key) ->"
+            "class A:\n    def warm_up(self, F_i: Params, message: Model, party: Party, key: Key) ->"
             " None: ..."
         ),
     ],
@@ -551,9 +568,9 @@ GOOD = {
         "OFFSET = 'dbe.offset'",
         "T = TypeVar('T')",
     ],
-    reaching: ["server.call(self.local, letters)", "mine.state"],
+    reaching: ["server.call(self.local, messages)", "mine.state"],
     outside_isinstance: ["from types import FunctionType\nisinstance(f, FunctionType)"],
-    plain_works: [
+    plain_party_functions: [
         "class A:\n    async def local(self, mine, m, party, key):\n        return mine, None",
         "class A:\n    def deployed_model(self, mine, m, party): ...",
         "class A:\n    def init_party(self, key, party): ...",
@@ -605,7 +622,7 @@ class Superfluous(Right):
     async def helper(self) -> None: ...
 
 
-def test_the_lint_knows_works() -> None:
+def test_the_lint_knows_party_functions() -> None:
     assert handed_over(Right) == {"local", "first", "second"}
     assert wrongly_marked(Right) == []
     assert wrongly_marked(Forgotten) == ["Forgotten.second is a party function"]

@@ -76,7 +76,7 @@ class Charging:
                     self.account.note_open(self.round, "scale", i, COLUMN_SUMS)
 
     def release(self, name: str, how: Release | None, ids: Iterable[int]) -> None:
-        """Write down that the server makes known, in a field of its letters, what it learned from
+        """Write down that the server makes known, in a field of its messages, what it learned from
         these parties.
 
         Behind noise of its own or, where `how` is None, as it is.
