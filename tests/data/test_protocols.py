@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from comity.data import Dataset, Federation
 from comity.data.groups import Groups
-from comity.data.protocols import read, redraw_test_part, stratified
+from comity.data.protocols import OwnPart, read, redraw_test_part, stratified
 from comity.errors import UsageError
 
 
@@ -262,9 +262,7 @@ def test_rules_read_their_options() -> None:
 
 def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
     """The training and test positions of samples with these labels in this order."""
-    learn, test = read(text).divide(
-        "p", np.array(y), np.arange(len(y)), np.arange(0), None, np.random.default_rng(0)
-    )
+    learn, test = read(text).divide(OwnPart.whole("p", np.array(y)), np.random.default_rng(0))
     return learn.tolist(), test.tolist()
 
 

@@ -420,9 +420,8 @@ class Dataset:
             else:
                 positions = np.sort(pool[piece])
                 source = None
-            train_positions, test_positions = rule.divide(
-                name, y, positions, common_test, source, key.fold("test", name).numpy()
-            )
+            own = protocols.OwnPart(name, y, positions, common_test, source)
+            train_positions, test_positions = rule.divide(own, key.fold("test", name).numpy())
             train_positions = steps.keep(name, y, train_positions, key)
             labels = steps.labels(i, self.classes, key)
             shares[name] = units.samples(

@@ -15,7 +15,7 @@ from comity.base.key import Key
 from comity.base.samples import Array, Ints, PartyData, Samples, combine
 from comity.data.frames import frame_schema, named_columns
 from comity.data.preparation import Schema
-from comity.data.protocols import OwnSamples, check_validation, stratified, under_seed
+from comity.data.protocols import OwnPart, OwnSamples, check_validation, stratified, under_seed
 from comity.data.split import Share, Split, check_name
 from comity.errors import UsageError, unknown
 from comity.html import view
@@ -238,9 +238,7 @@ class Federation:
             before = self.split.parties[name]
             samples, order = _in_order(data, before)
             y = samples.y.numpy() if self.classes else np.zeros(len(samples), np.int64)
-            train, tests = rule.divide(
-                name, y, np.arange(len(y)), order[:0], None, key.fold("test", name).numpy()
-            )
+            train, tests = rule.divide(OwnPart.whole(name, y), key.fold("test", name).numpy())
             part = share(name, y, train, tests, validation=self.split.validation, key=key)
             parties[name] = replace(
                 data,
@@ -351,7 +349,7 @@ class Federation:
                 train_positions, test_positions = positions[:-tests], positions[-tests:]
             else:
                 train_positions, test_positions = rule.divide(
-                    name, y, positions, positions[:0], None, key.fold("test", name).numpy()
+                    OwnPart.whole(name, y), key.fold("test", name).numpy()
                 )
             shares[name] = share(
                 name, y, train_positions, test_positions, validation=validation, key=key

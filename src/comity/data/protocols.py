@@ -27,6 +27,29 @@ COMMON_FRACTION = 0.2
 """Default size of the common test set, for datasets without an official test part."""
 
 
+@dataclass(frozen=True)
+class OwnPart:
+    """What a test protocol divides: a party's samples, by their positions in the data."""
+
+    party: str
+    y: Ints
+    """The labels of all samples of the data."""
+    positions: Ints
+    """The party's own samples."""
+    common: Ints
+    """The common test set."""
+    source: Ints | None = None
+    """The samples of the common test set from the party's group, if the partition follows
+    groups.
+    """
+
+    @classmethod
+    def whole(cls, party: str, y: Ints) -> OwnPart:
+        """All samples of data that a single party has."""
+        everything = np.arange(len(y))
+        return cls(party, y, everything, everything[:0])
+
+
 class Rule(Protocol):
     """A test protocol."""
 
@@ -45,26 +68,8 @@ class Rule(Protocol):
             rng: generator.
         """
 
-    def divide(
-        self,
-        party: str,
-        y: Ints,
-        positions: Ints,
-        common: Ints,
-        source: Ints | None,
-        rng: np.random.Generator,
-    ) -> tuple[Ints, Ints]:
-        """The positions of a party's training samples (validation included) and test samples.
-
-        Args:
-            party: name of the party.
-            y: labels.
-            positions: the party's own samples.
-            common: the common test set.
-            source: the samples of the common test set from the party's group, if the partition
-                follows groups.
-            rng: generator.
-        """
+    def divide(self, own: OwnPart, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        """The positions of a party's training samples (validation included) and test samples."""
 
 
 class OwnSamples:
@@ -87,18 +92,10 @@ class Own(OwnSamples):
     def __post_init__(self) -> None:
         _check_fraction(type(self).__name__.lower(), self.fraction)
 
-    def divide(
-        self,
-        party: str,
-        y: Ints,
-        positions: Ints,
-        common: Ints,
-        source: Ints | None,
-        rng: np.random.Generator,
-    ) -> tuple[Ints, Ints]:
-        _check_two(party, positions)
-        is_test = stratified(y[positions], self.fraction, rng, at_least=1)
-        return positions[~is_test], positions[is_test]
+    def divide(self, own: OwnPart, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        _check_two(own.party, own.positions)
+        is_test = stratified(own.y[own.positions], self.fraction, rng, at_least=1)
+        return own.positions[~is_test], own.positions[is_test]
 
 
 @dataclass(frozen=True)
@@ -116,20 +113,13 @@ class Tail(Own):
         if self.gap < 0:
             raise UsageError(f"gap of tail must be at least 0, not {self.gap}.")
 
-    def divide(
-        self,
-        party: str,
-        y: Ints,
-        positions: Ints,
-        common: Ints,
-        source: Ints | None,
-        rng: np.random.Generator,
-    ) -> tuple[Ints, Ints]:
-        _check_two(party, positions)
+    def divide(self, own: OwnPart, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        _check_two(own.party, own.positions)
+        positions, y = own.positions, own.y[own.positions]
         is_test = np.zeros(len(positions), dtype=np.bool_)
         is_gap = np.zeros(len(positions), dtype=np.bool_)
-        for c in np.unique(y[positions]):
-            at = np.flatnonzero(y[positions] == c)
+        for c in np.unique(y):
+            at = np.flatnonzero(y == c)
             is_test[at[max(1, len(at) - round(self.fraction * len(at))) :]] = True
         # Neighbours of a test sample are excluded whatever their class.
         for step in range(1, min(self.gap + 1, len(positions))):
@@ -139,8 +129,8 @@ class Tail(Own):
         test = positions[is_test]
         if not len(train) or not len(test):
             raise UsageError(
-                f"Party {party!r} has too few samples to test on the last {self.fraction:g} of each"
-                " class; use own(0.25)."
+                f"Party {own.party!r} has too few samples to test on the last {self.fraction:g} of"
+                " each class; use own(0.25)."
             )
         return train, test
 
@@ -162,22 +152,15 @@ class Folds(OwnSamples):
         if self.number < 2:
             raise UsageError(f"folds needs at least two folds, as in folds(5), not {self.number}.")
 
-    def divide(
-        self,
-        party: str,
-        y: Ints,
-        positions: Ints,
-        common: Ints,
-        source: Ints | None,
-        rng: np.random.Generator,
-    ) -> tuple[Ints, Ints]:
+    def divide(self, own: OwnPart, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        positions = own.positions
         if len(positions) < self.number:
             raise UsageError(
-                f"Party {party!r} has {len(positions)} samples, too few for {self.number} folds;"
-                " use fewer folds, or leave it out with --without."
+                f"Party {own.party!r} has {len(positions)} samples, too few for"
+                f" {self.number} folds; use fewer folds, or leave it out with --without."
             )
         order = rng.permutation(len(positions))
-        order = order[np.argsort(y[positions][order], kind="stable")]
+        order = order[np.argsort(own.y[positions][order], kind="stable")]
         # Neighbours in the order by class get different folds.
         is_test = np.zeros(len(positions), dtype=np.bool_)
         is_test[order[self.fold :: self.number]] = True
@@ -217,32 +200,45 @@ class Official:
             )
         return redraw_test_part(official, cut_by, rng)
 
-    def divide(
-        self,
-        party: str,
-        y: Ints,
-        positions: Ints,
-        common: Ints,
-        source: Ints | None,
-        rng: np.random.Generator,
-    ) -> tuple[Ints, Ints]:
-        if source is None:
+    def divide(self, own: OwnPart, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        if own.source is None:
             raise UsageError(
                 "official tests each party on the test samples of its source, but this partition"
                 " does not follow sources; use the partition natural or domain, or the test"
                 " protocol matched or common."
             )
-        if not len(source):
+        if not len(own.source):
             raise UsageError(
-                f"The official test part has no samples of party {party!r}; use own(0.25)."
+                f"The official test part has no samples of party {own.party!r}; use own(0.25)."
             )
-        if self.size is None or self.size >= len(source):
-            return positions, source
-        return positions, source[proportional(y[source], self.size, rng)]
+        if self.size is None or self.size >= len(own.source):
+            return own.positions, own.source
+        return own.positions, own.source[proportional(own.y[own.source], self.size, rng)]
+
+
+class CommonTestSet:
+    """Base class of protocols that test parties on a common test set: the official test samples,
+    or otherwise a stratified fraction of all samples.
+    """
+
+    fraction: float | None
+
+    def reserve(
+        self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator
+    ) -> Mask:
+        if official is None:
+            fraction = COMMON_FRACTION if self.fraction is None else self.fraction
+            return stratified(y, fraction, rng, at_least=1)
+        if self.fraction is not None:
+            raise UsageError(
+                f"{type(self).__name__.lower()} uses the dataset's official test part, which has"
+                " its own size; leave out fraction."
+            )
+        return official
 
 
 @dataclass(frozen=True)
-class Matched:
+class Matched(CommonTestSet):
     """Each party is tested on `size` samples of the common test set, in the party's class
     proportions and with its feature shift.
 
@@ -259,27 +255,15 @@ class Matched:
         if self.size is not None and self.size < 1:
             raise UsageError(f"size of matched must be at least 1, not {self.size}.")
 
-    def reserve(
-        self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator
-    ) -> Mask:
-        return _common_test_set("matched", self.fraction, y, official, rng)
-
-    def divide(
-        self,
-        party: str,
-        y: Ints,
-        positions: Ints,
-        common: Ints,
-        source: Ints | None,
-        rng: np.random.Generator,
-    ) -> tuple[Ints, Ints]:
+    def divide(self, own: OwnPart, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        y, common = own.y, own.common
         room = np.bincount(y[common], minlength=int(y.max()) + 1)
-        counts = np.where(room > 0, np.bincount(y[positions], minlength=len(room)), 0)
+        counts = np.where(room > 0, np.bincount(y[own.positions], minlength=len(room)), 0)
         total = int(counts.sum())
         classes = np.flatnonzero(counts)
         if total == 0:
             raise UsageError(
-                f"The common test set has no samples of the classes of party {party!r}; use"
+                f"The common test set has no samples of the classes of party {own.party!r}; use"
                 " own(0.25)."
             )
         largest = int((room[classes] * total // counts[classes]).min())
@@ -287,16 +271,14 @@ class Matched:
         if size > largest:
             raise UsageError(
                 f"The common test set has {largest} samples in the class proportions of party"
-                f" {party!r}, not {size}; use size={largest} or less, or a larger fraction."
+                f" {own.party!r}, not {size}; use size={largest} or less, or a larger fraction."
             )
-        return (
-            positions,
-            common[_draw(y[common], _apportion(size * counts / total, size, room, rng), rng)],
-        )
+        by_class = _apportion(size * counts / total, size, room, rng)
+        return own.positions, common[_draw(y[common], by_class, rng)]
 
 
 @dataclass(frozen=True)
-class Common:
+class Common(CommonTestSet):
     """Every party is tested on the whole common test set, without feature shifts."""
 
     fraction: float | None = None
@@ -305,21 +287,8 @@ class Common:
     def __post_init__(self) -> None:
         _check_fraction("common", self.fraction)
 
-    def reserve(
-        self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator
-    ) -> Mask:
-        return _common_test_set("common", self.fraction, y, official, rng)
-
-    def divide(
-        self,
-        party: str,
-        y: Ints,
-        positions: Ints,
-        common: Ints,
-        source: Ints | None,
-        rng: np.random.Generator,
-    ) -> tuple[Ints, Ints]:
-        return positions, common
+    def divide(self, own: OwnPart, rng: np.random.Generator) -> tuple[Ints, Ints]:
+        return own.positions, own.common
 
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -454,20 +423,6 @@ def _draw(y: Ints, counts: Ints, rng: np.random.Generator) -> Mask:
     selected = np.zeros(len(y), dtype=np.bool_)
     selected[order[rank < np.repeat(counts, sizes)]] = True
     return selected
-
-
-def _common_test_set(
-    rule: str, fraction: float | None, y: Ints, official: Mask | None, rng: np.random.Generator
-) -> Mask:
-    """The official test samples, or otherwise a stratified fraction of all samples."""
-    if official is None:
-        return stratified(y, COMMON_FRACTION if fraction is None else fraction, rng, at_least=1)
-    if fraction is not None:
-        raise UsageError(
-            f"{rule} uses the dataset's official test part, which has its own size; leave out"
-            " fraction."
-        )
-    return official
 
 
 def _check_two(party: str, positions: Ints) -> None:
