@@ -1057,10 +1057,8 @@ RESULTS = [
     Mutant(
         "parties train on their test samples (own)",
         "comity/data/protocols.py",
-        "is_test = stratified(y[positions], self.fraction, rng, at_least=1)\n"
-        "        return positions[~is_test], positions[is_test]",
-        "is_test = stratified(y[positions], self.fraction, rng, at_least=1)\n"
-        "        return positions, positions[is_test]",
+        "return own.positions[~is_test], own.positions[is_test]",
+        "return own.positions, own.positions[is_test]",
         "tests/data/test_protocols.py::test_own_uses_every_sample_once",
     ),
     Mutant(
