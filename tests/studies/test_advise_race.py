@@ -479,7 +479,7 @@ def test_the_call_that_trains_the_final_model_keeps_the_options() -> None:
 def test_python_without_a_federation_gets_a_call_that_works(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"partition": "iid|keep(samples=40)", "parties": 6, "lr": 0.1}
     advice = comity.advise(
-        methods=["fedprox"], mu=0.01, out=tmp_path, **SMALL | settings | {"rounds": 12}
+        methods=["fedprox"], out=tmp_path, **SMALL | settings | {"rounds": 12, "mu": 0.01}
     )
     assert advice.command.startswith("comity.run('fedprox', ")
     assert "mu=0.01" in advice.command
