@@ -40,7 +40,7 @@ task](../how-to/commands.md) has examples. The options that many commands share,
 [Settings](settings.md) and not repeated here.
 
 Exit codes: 0 success, 1 the command failed, 2 wrong names, values or options (nothing was started), 3 some rows were
-refused (`predict.py` only), 130 stopped by Ctrl-C.
+refused (`predict.py` only), 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
 """
 SETTINGS_INTRO = """\
 # Settings
