@@ -28,6 +28,7 @@ PAGES = [
     "how-to/agree-on-a-schema",
     "how-to/compare",
     "how-to/equal-computation",
+    "how-to/leave-one-out",
     "how-to/lora",
     "how-to/parallel-runs",
     "how-to/reproduce",
