@@ -47,8 +47,8 @@ SETTINGS_INTRO = """\
 
 Generated from `comity.runs.config.Experiment` by `python docs/site/reference.py`.
 
-Each setting has the same name in four places: as an option (`--eval-every 5`), as a keyword in Python
-(`comity.run(..., eval_every=5)`), in a TOML file (`eval_every = 5`), and in the `config.toml` of a run. A method's own options
+Each setting has one name: as an option (`--eval-every 5`), as a keyword in Python
+(`comity.run(..., eval_every=5)`), in a TOML file (`eval_every = 5`), and in a run's `config.toml`. A method's own options
 are given by `--set NAME=VALUE`, in brackets (`fedprox(mu=0.1)`), or as keywords in Python: see the
 [cards](method-cards.md).
 
