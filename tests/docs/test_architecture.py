@@ -69,7 +69,9 @@ def test_counts_are_within_their_limits() -> None:
         "modules in the largest import cycle, all imports": "modules in a cycle, all imports",
     }
     exceeded = {
-        name: counts[count] for name, count in names.items() if float(counts[count]) > limits()[name]
+        name: counts[count]
+        for name, count in names.items()
+        if float(counts[count]) > limits()[name]
     }
     assert not exceeded
     assert {name for name in limits() if "`loop`" not in name} == set(names)

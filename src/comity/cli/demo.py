@@ -2,7 +2,7 @@
 
 Networks, rounds and step sizes are the same for all methods of a federation. Other constants are
 those of the papers, except that Fed-SPS asks four peers a round among twenty sites. The third
-federation leaves out FedUFO and Fed-SPS to save time; `examples/five.sh` runs them with three seeds.
+federation leaves out FedUFO and Fed-SPS to save time; `examples/five.sh` runs them, too.
 """
 
 from __future__ import annotations
