@@ -16,8 +16,8 @@ INTRO = """\
 # All methods
 
 Made from the methods' cards by `python docs/site/methods.py`; `comity show NAME` prints a card: idea, equations, options,
-deviations. Experimental methods follow a paper that could not be read in full. `+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the number of epochs in a round;
-in the closed forms of bytes S_t is the round's parties, S the bytes of the weights that are shared, N the number of parties, C of
+deviations. Experimental methods follow a paper that could not be read in full. `+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the number of epochs in a round.
+In the closed forms of bytes, S_t is the round's parties, S the bytes of the weights that are shared, N the number of parties, C of
 classes.
 """
 HEAD = (

@@ -1,10 +1,8 @@
 """The command `comity demo`: three federations are asked whether collaborating helps them.
 
-The settings were chosen to resemble real federations, before anybody looked at who wins. Networks,
-rounds and step sizes are the same for all methods of a federation, and other constants are those of
-the papers. To fit two minutes, rounds were cut afterwards (40 to 30 in the second federation), and
-the two methods with the most computation were left out of the third (`examples/five.sh` has them,
-with three seeds). With twenty sites Fed-SPS asks four peers a round instead of all.
+Networks, rounds and step sizes are the same for all methods of a federation. Other constants are
+those of the papers, except that Fed-SPS asks four peers a round among twenty sites. The third
+federation leaves out FedUFO and Fed-SPS to save time; `examples/five.sh` runs them, too.
 """
 
 from __future__ import annotations
