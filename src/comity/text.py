@@ -5,6 +5,7 @@ Names come from files, folders and users, and may contain characters that contro
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 
@@ -22,6 +23,16 @@ def escape_terminal(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def shell_line(*words: object) -> str:
+    """Return words as a line for a shell to copy, quoted where they need it.
+
+    Examples:
+        >>> shell_line("comity", "resume", "my runs/fedavg")
+        "comity resume 'my runs/fedavg'"
+    """
+    return shlex.join(map(str, words))
 
 
 def first_paragraph(docstring: str) -> str:

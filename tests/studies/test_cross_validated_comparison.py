@@ -122,6 +122,11 @@ def test_a_choice_replaces_the_default_folds(choice: dict[str, Any], tmp_path: P
     assert comity.compare(["fedavg"], out=tmp_path, **small, **choice).findings.folds == 1
 
 
+def test_equal_methods_are_equal_in_every_fold(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="same here: all parties .* in every round of every fold"):
+        comity.compare(["fedavg", "fedprox(mu=0)"], hospitals(), folds=2, out=tmp_path, **SMALL)
+
+
 def test_missing_folds_are_refused() -> None:
     federation = comity.load("digits").partition("iid", parties=2, test="folds(3)")
     with pytest.raises(UsageError, match="seed 2 is missing"):

@@ -23,7 +23,7 @@ from rich.text import Text
 from comity.cli.options import app, resumable, write_report
 from comity.errors import UsageError
 from comity.names import display_name
-from comity.text import escape_terminal
+from comity.text import escape_terminal, shell_line
 
 if TYPE_CHECKING:
     from comity.runs.server_run import ServerRun
@@ -110,11 +110,11 @@ def demo(
     check_folder(out)
     if all((out / federation.folder / "comparison.json").is_file() for federation in FEDERATIONS):
         screen.print_sentence(
-            f"The runs in {out} are finished, and are shown again. For new ones: comity demo --out"
-            f" {out}-2"
+            f"The runs in {out} are finished, and are shown again. For new ones:"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
-    again = "comity demo" + (f" --out {out}" if out != Path("demo") else "")
-    again += f" --rounds {rounds}" if rounds else ""
+    folder_words = ["--out", out] if out != Path("demo") else []
+    again = shell_line("comity", "demo", *folder_words, *(["--rounds", rounds] if rounds else []))
     answers = []
     with resumable(again, always=True):
         for number, federation in enumerate(FEDERATIONS, 1):
@@ -133,11 +133,12 @@ def check_folder(out: Path) -> None:
     """Refuse a folder with files that are not the demo's, which its page could replace."""
     if out.is_dir() and any(out.iterdir()) and not (out / FEDERATIONS[0].folder).is_dir():
         raise UsageError(
-            f"{out} has files that are not of a demo: choose another folder, as in comity demo"
-            f" --out {out}-2"
+            f"{out} has files that are not of a demo: choose another folder, as in"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file: choose a folder, as in comity demo --out {out.stem}-2")
+        command = shell_line("comity", "demo", "--out", f"{out.stem}-2")
+        raise UsageError(f"{out} is a file: choose a folder, as in {command}")
 
 
 def compare_methods(
@@ -331,9 +332,10 @@ def advice(federation: DemoFederation, findings: Findings, out: Path) -> list[st
 
         run = run_folder(folder, overall.method, findings.seeds[0])
         party = findings.answers[0].party
-        last = f"Take a model into use: comity export '{run}' --party {party}"
+        command = shell_line("comity", "export", run, "--party", party)
+        last = f"Take a model into use: {command}"
     else:
-        last = f"See each party's own answer: comity report {folder}"
+        last = f"See each party's own answer: {shell_line('comity', 'report', folder)}"
     return [text for text in (overall.cost, last) if text]
 
 

@@ -39,6 +39,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
 from comity.runs.server_run import ServerRun
 from comity.runs.trust import check, code_of
+from comity.text import shell_line
 from comity.wire.ledger import EVERYBODY, SERVER, Charge
 
 Place = Literal["simulation", "server", "site"]
@@ -337,7 +338,7 @@ def _read_audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | Non
             if any(entry["bytes"] != bytes_sent for entry in entries):
                 raise ComityError(
                     f"{path} is of another run than the one in {run.path}: make it anew with"
-                    f" 'comity audit {place}'."
+                    f" '{shell_line('comity', 'audit', place)}'."
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise ComityError(f"{path} cannot be read: it is damaged.") from why

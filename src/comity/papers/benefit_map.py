@@ -59,9 +59,10 @@ class MethodGain:
     @property
     def text(self) -> str:
         """The gain and half the width of its interval, in bold where the sign is clear."""
-        if len(self.gains) < 2:
+        interval = interval_over_seeds(self.gains)
+        if interval is None:
             return f"{self.mean:+.1f}"
-        low, high = interval_over_seeds(self.gains)
+        low, high = interval
         text = f"{self.mean:+.1f} ± {(high - low) / 2:.1f}"
         return f"**{text}**" if self.sign else text
 
@@ -123,10 +124,11 @@ def _differences(values: Mapping[int, float], base: Mapping[int, float]) -> list
 
 
 def _sign(differences: Sequence[float]) -> int:
-    """Return the sign of the 95% interval; 0 if it contains zero, or there is only one seed."""
-    if len(differences) < 2:
+    """Return the sign of the 95% interval; 0 if it contains zero, or there are too few seeds."""
+    interval = interval_over_seeds(differences)
+    if interval is None:
         return 0
-    low, high = interval_over_seeds(differences)
+    low, high = interval
     return 1 if low > 0 else -1 if high < 0 else 0
 
 

@@ -25,7 +25,7 @@ from comity.measure.mean_ranks import (
 )
 from comity.measure.seeds import interval_over_seeds
 from comity.papers.benefit_map import BY_CHANCE, SOLO, MethodGain, numeric_table
-from comity.papers.cells import LEAST_SEEDS, Cell
+from comity.papers.cells import Cell
 from comity.papers.reproduce import federation_for
 from comity.papers.reproduction import Reproduction, read
 from comity.runs.build import prepare
@@ -91,13 +91,15 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
 def _standing(cell: Cell, steps: Cell, solo: Cell, parties: int) -> Standing:
     """Return what one method gained over SOLO on one federation."""
     gain = _gain(cell, solo, parties)
-    low: float | None = None
-    high: float | None = None
-    if len(gain.gains) >= LEAST_SEEDS:
-        low, high = (round(end, ROUNDED) for end in interval_over_seeds(gain.gains))
+    low, high = interval_over_seeds(gain.gains) or (None, None)
     mean_steps = round(steps.mean or 0.0, 1)
     return Standing(
-        cell.row.algorithm, round(gain.mean, ROUNDED), low, high, mean_steps, round(gain.bytes)
+        cell.row.algorithm,
+        round(gain.mean, ROUNDED),
+        None if low is None else round(low, ROUNDED),
+        None if high is None else round(high, ROUNDED),
+        mean_steps,
+        round(gain.bytes),
     )
 
 

@@ -24,8 +24,6 @@ from comity.studies.method_summary import steps_of_party
 
 ROUNDING = 0.05
 """How far a printed figure may be from its unrounded value."""
-LEAST_SEEDS = 3
-"""The fewest seeds of an interval; with fewer it would be too wide to be of use."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,8 @@ class Figure:
 
 def half_width(values: Sequence[float]) -> float | None:
     """Return half of the 95% interval of the mean over seeds; None with too few seeds."""
-    if len(values) < LEAST_SEEDS:
-        return None
-    low, high = interval_over_seeds(values)
-    return (high - low) / 2
+    interval = interval_over_seeds(values)
+    return (interval[1] - interval[0]) / 2 if interval else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from comity.measure.seeds import interval_over_seeds
 from comity.papers import Claim, Table
-from comity.papers.cells import LEAST_SEEDS, LESS_IS_BETTER, ROUNDING, Cell
+from comity.papers.cells import LESS_IS_BETTER, ROUNDING, Cell
 
 WORDS = ("reproduced", "direction reproduced", "contradicted", "undecided")
 
@@ -57,9 +57,7 @@ class Verdict:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval over paired seeds; None if there are too few."""
-        return (
-            interval_over_seeds(self.differences) if len(self.differences) >= LEAST_SEEDS else None
-        )
+        return interval_over_seeds(self.differences)
 
     @property
     def word(self) -> str:

@@ -188,7 +188,7 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
         UsageError: if the folder does not exist or has no runs
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder.")
+        raise UsageError(f"{folder} is not a folder.")
     runs_by_group: dict[str, dict[str, list[Run]]] = {}
     for path in sorted(_run_folders(folder), key=_start_time):
         group_name, run = _locate(folder, path)

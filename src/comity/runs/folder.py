@@ -58,6 +58,7 @@ from comity.safe_files import (
     remove_temporary_files,
     write_atomically,
 )
+from comity.text import shell_line
 from comity.wire.ledger import Charge
 
 R = TypeVar("R")
@@ -152,8 +153,9 @@ class RunFolder:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""
         if self.has_run:
             raise UsageError(
-                f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in"
-                " Python resume=True), or choose another --out."
+                f"{self.path} already holds a run: continue it with"
+                f" '{shell_line('comity', 'resume', self.path)}' (in Python resume=True), or choose"
+                " another --out."
             )
         if existing := sorted(
             name for name in NEVER_OVERWRITTEN if os.path.lexists(self.path / name)

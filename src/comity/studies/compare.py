@@ -229,7 +229,9 @@ def compare(
         of_solo = [experiment_of(base, SOLO, seed, rounds, alone) for seed in seeds]
         own = _run_own_models(of_solo, kinds, data, out, model)
     present = summaries[SOLO][0]["accuracy"]["per_party"]
-    equal_methods = find_equal_methods({m: [*run_folders(out, m, seeds).values()] for m in methods})
+    equal_methods = find_equal_methods(
+        {m: [*run_folders(out, m, seeds).values()] for m in methods}, folds_of(base.test)
+    )
     warnings = [
         *(RunWarning("before", text) for text in (*about_methods, *batchnorm.warnings())),
         *(RunWarning("after", text) for text in equal_methods),
@@ -339,10 +341,11 @@ def _needs_representation(base: Experiment, method: str, federation: Federation)
     return True
 
 
-def find_equal_methods(folders: Mapping[str, Sequence[Path]]) -> list[str]:
-    """Return a sentence for each group of methods with equal figures in every round and seed.
+def find_equal_methods(folders: Mapping[str, Sequence[Path]], folds: int = 1) -> list[str]:
+    """Return a sentence for each group of methods with equal figures in all rounds of all runs.
 
-    `folders` has the runs of each method. Values that methods log themselves may differ.
+    `folders` has the runs of each method, and `folds` is the number of folds of cross-validation.
+    Values that methods log themselves may differ.
     """
     groups: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for method, runs in folders.items():
@@ -353,7 +356,11 @@ def find_equal_methods(folders: Mapping[str, Sequence[Path]]) -> list[str]:
         )
         groups.setdefault(figures, []).append(display_name(method))
     seeds = max(map(len, folders.values()))
-    when = "in every round" + (f", under each of {seeds} seeds" if seeds > 1 else "")
+    when = "in every round"
+    if folds > 1:
+        when += " of every fold"
+    elif seeds > 1:
+        when += f", under each of {seeds} seeds"
     return [
         f"{', '.join(names[:-1])} and {names[-1]} are the same here: all parties have equal figures"
         f" {when}."
@@ -500,11 +507,11 @@ def check_folders(methods: Sequence[str]) -> None:
     if file := next(
         (method for method in methods if method.endswith((".toml", ".yaml", ".yml", ".json"))), None
     ):
-        raise UsageError(f"{file} is no method: give methods by name, and settings as options.")
+        raise UsageError(f"{file} is not a method: give methods by name, and settings as options.")
     folders = [folder_name(method) for method in methods]
     if reserved := next((folder for folder in folders if folder in OWN_MODELS), None):
         raise UsageError(
-            f"{reserved} is no method: the models that each party trains alone are added with"
+            f"{reserved} is not a method: the models that each party trains alone are added with"
             " --plain."
         )
     if twice := next((f for f in folders if folders.count(f) > 1), None):

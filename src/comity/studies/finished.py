@@ -31,6 +31,7 @@ from comity.studies.method_summary import MethodSummary, figure_of
 from comity.studies.overall_verdict import OverallVerdict
 from comity.studies.party_verdicts import PartyVerdict
 from comity.studies.tune import Trial, Trials
+from comity.text import shell_line
 
 if TYPE_CHECKING:
     import pandas
@@ -52,8 +53,8 @@ def open_run(
     summary = run.read_summary()
     if summary is None:
         raise UsageError(
-            f"The run in {folder} is not finished: go on with 'comity resume {folder}', or"
-            " resume=True in Python."
+            f"The run in {folder} is not finished: go on with"
+            f" '{shell_line('comity', 'resume', folder)}', or resume=True in Python."
         )
     run.check()
     metric_of(run, run.read_experiment(), trust)  # registers a custom metric by its name

@@ -18,6 +18,7 @@ from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import RunFolder
 from comity.spec import Spec, parse, split
 from comity.studies.tune import TUNED
+from comity.text import shell_line
 
 OWN_SETTINGS = frozenset(
     (
@@ -126,7 +127,7 @@ def read_tuned(folder: Path) -> Tuned:
     except (OSError, ValueError, KeyError, IndexError, TypeError) as why:
         raise UsageError(
             f"{folder} holds no finished tuning: write one with comity tune METHOD --grid ..."
-            f" --out {folder}"
+            f" {shell_line('--out', folder)}"
         ) from why
     method = _with_options(experiment.algorithm, dict(experiment.set) | chosen)
     return Tuned(method, chosen, seeds, experiment)

@@ -33,6 +33,7 @@ from comity.safe_files import (
     make_private_folder,
     write_atomically,
 )
+from comity.text import shell_line
 
 ROOT = "root"  # in the operator's folder: the root's key, and a record of what was signed
 SERVER = "server"  # in the operator's folder: the server's kit
@@ -239,8 +240,9 @@ def revoke_certificates(folder: Path, name: str) -> Revocations:
         raise unknown("certificate issued to", name, {record["name"] for record in records})
     if name == Invite.load(folder / INVITE).host:
         raise UsageError(
-            f"{name} is the server of this federation: comity deploy renew {folder} gives it a new"
-            " key, and comity deploy init makes another federation."
+            f"{name} is the server of this federation:"
+            f" {shell_line('comity', 'deploy', 'renew', folder)} gives it a new key, and comity"
+            " deploy init makes another federation."
         )
     return revoke(folder, folder / ROOT, serials, name)
 
@@ -328,9 +330,10 @@ def accept(signed: Path, folder: Path, fingerprint: str) -> Path:
     if not (folder / REQUEST).is_dir():
         if (folder / KIT).is_dir():
             raise UsageError(
-                f"{folder} was accepted before, and has nothing to accept: comity deploy check"
-                f" {folder} tells until when its certificate is valid, and comity deploy renew"
-                f" {folder} asks for a new one."
+                f"{folder} was accepted before, and has nothing to accept:"
+                f" {shell_line('comity', 'deploy', 'check', folder)} tells until when its"
+                f" certificate is valid, and {shell_line('comity', 'deploy', 'renew', folder)} asks"
+                " for a new one."
             )
         raise UsageError(
             f"{folder} has not requested admission yet: comity deploy join comes first."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from comity.reporting.blocks import Code, Section, Table
 from comity.reporting.gather import Group
 from comity.reporting.readable import Run
+from comity.text import shell_line
 
 
 def again(group: Group, folder: Path) -> Section:
@@ -17,7 +17,7 @@ def again(group: Group, folder: Path) -> Section:
     )
     commands = [_command(run) for method in group.methods for run in method.runs[:1]]
     section.blocks.append(Code("A run of each method", "\n".join(commands)))
-    section.blocks.append(Code("This page", f"comity report {shlex.quote(str(folder))}"))
+    section.blocks.append(Code("This page", shell_line("comity", "report", folder)))
     section.blocks.append(_environments(group))
     section.blocks.append(_configurations(group))
     return section
@@ -30,7 +30,7 @@ def _command(run: Run) -> str:
     have.
     """
     federation = " --federation DIR" if run.between_sites else ""
-    return f"comity run {shlex.quote(str(run.folder / 'config.toml'))}{federation}"
+    return shell_line("comity", "run", run.folder / "config.toml") + federation
 
 
 ENVIRONMENT = {

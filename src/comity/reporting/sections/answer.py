@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ from comity.studies.method_summary import (
 from comity.studies.overall_verdict import SUMMED, SURE, WHOM, OverallVerdict, overall_verdict
 from comity.studies.party_verdicts import MOST, PartyVerdict, average_gain
 from comity.studies.power import Power
-from comity.text import join_names
+from comity.text import join_names, shell_line
 from comity.units import size
 
 WORTH_SAYING = 0.001
@@ -170,10 +169,10 @@ def _add_outcome(
     else:
         section.say(" ".join(sentences(group, finished)), "lead")
     if group.site and not group.baseline:
-        runs = shlex.quote(str(group.runs[0].folder.parent))
+        command = shell_line("comity", "report", group.runs[0].folder.parent)
         section.say(
             "Only a comparison with training alone can show whether learning together helps this"
-            f" site. If solo was run with the same settings, comity report {runs} compares them,"
+            f" site. If solo was run with the same settings, {command} compares them,"
             " here at the site."
         )
     if comparison.answers:
@@ -213,7 +212,7 @@ def _add_unfinished(section: Section, group: Group) -> None:
             total = f" of {run.experiment.rounds}" if run.experiment else ""
             section.say(
                 f"{run.method}, seed {run.seed}, is not finished: it has {run.last_round}{total}"
-                f" rounds. Go on with: comity resume {shlex.quote(str(run.folder))}",
+                f" rounds. Go on with: {shell_line('comity', 'resume', run.folder)}",
                 "missing",
             )
     if len(group.chosen_metrics) > 1:

@@ -4,7 +4,6 @@ party's own, and what to do next.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from comity.reporting.gather import Group
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average
 from comity.studies.power import Power
-from comity.text import join_names
+from comity.text import join_names, shell_line
 
 PLAIN_QUESTION = "What does a plain model of one's own do?"
 NEXT = "What to do next?"
@@ -53,7 +52,7 @@ def next_step(
         seeds = ",".join(map(str, range(power.repeats)))
         option = f"--repeats {power.repeats}" if group.folds > 1 else f"--seeds {seeds}"
         return (
-            f"Repeat the same command with {option} --out {shlex.quote(str(folder))}: finished runs"
+            f"Repeat the same command with {option} {shell_line('--out', folder)}: finished runs"
             " are kept."
         )
     gaining = [party for party, estimate in best.gains.items() if estimate.helped]
@@ -70,9 +69,8 @@ def _use(best: MethodSummary, group: Group) -> str:
     hurt = [party for party, estimate in best.gains.items() if estimate.hurt]
     keep = f" {join_names(hurt)}, clearly hurt, should keep a model of their own." if hurt else ""
     part = " (of fold 0, trained without a part of the samples)" if group.folds > 1 else ""
-    return (
-        f"Export a party's model{part}: comity export {shlex.quote(str(run))} --party NAME.{keep}"
-    )
+    command = shell_line("comity", "export", run, "--party", "NAME")
+    return f"Export a party's model{part}: {command}.{keep}"
 
 
 def samples_tested(group: Group) -> int:
