@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.base.key import Key
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.core.release import Release
 from comity.data import Dataset
 from comity.data import load as load_dataset
@@ -81,11 +81,11 @@ def sent_profiles(folder: Path) -> list[SentProfile]:
     """All profiles that have left the site in `folder`, oldest first."""
     path = folder / STORE
     try:
-        content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        content = read_json(path)
         return [SentProfile(**sent) for sent in content["profiles"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+    except UNREADABLE as why:
         raise CorruptedFile(f"{path} is damaged: which profiles have left is not known.") from why
 
 

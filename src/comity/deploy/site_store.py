@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from comity.base.call import CallId
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.core.server import Note
 from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.engines.versions import Version
@@ -78,11 +78,11 @@ class States:
         self._digests: dict[CallId, bytes] = {}
         if self._index.exists():
             try:
-                index = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
+                index = read_json(self._index)
                 self._saved = {
                     CallId(*version): Saved(*saved) for version, saved in index["states"]
                 }
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+            except UNREADABLE as why:
                 raise CorruptedFile(
                     f"{self._index} cannot be read: the states of this run are lost."
                 ) from why
@@ -331,14 +331,14 @@ def has_roster(folder: Path) -> bool:
 def read_roster(folder: Path) -> dict[str, PartyInfo]:
     """All parties, as the server described them when the run began."""
     try:
-        content = without_crc(json.loads((folder / ROSTER).read_text(encoding="utf-8")))
+        content = read_json(folder / ROSTER)
         return {name: PartyInfo(**party) for name, party in content["parties"].items()}
     except FileNotFoundError as why:
         raise UsageError(
             f"{folder} is of a version of Comity that did not store who else took part: it cannot"
             " be opened."
         ) from why
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+    except UNREADABLE as why:
         raise CorruptedFile(f"{folder / ROSTER} cannot be read: it is damaged.") from why
 
 

@@ -4,14 +4,13 @@ server or at a site.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from comity.checksums import without_crc
+from comity.checksums import UNREADABLE, read_json
 from comity.core.release import Unit
 from comity.data import Federation
 from comity.data.preparation import Schema, Unusable
@@ -332,7 +331,7 @@ def _read_audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | Non
         if not path.exists():
             continue
         try:
-            content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+            content = read_json(path)
             entries = [entry for entry in content["runs"] if _is_of_run(entry, here, place)]
             bytes_sent = sum(summary["bytes"].get(kind, 0) for kind in ("up", "down", "peer"))
             if any(entry["bytes"] != bytes_sent for entry in entries):
@@ -340,7 +339,7 @@ def _read_audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | Non
                     f"{path} is of another run than the one in {run.path}: make it anew with"
                     f" '{shell_line('comity', 'audit', place)}'."
                 )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
+        except UNREADABLE as why:
             raise ComityError(f"{path} cannot be read: it is damaged.") from why
         if entries:
             return dict(entries[0])

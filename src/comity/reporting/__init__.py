@@ -7,12 +7,11 @@ puts them into one file. `comity report DIR` and `comity.report` call `report`.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comity.checksums import without_crc
+from comity.checksums import UNREADABLE, read_json
 from comity.errors import UsageError, describe, unknown
 from comity.reporting.blocks import Block, Section, Table, Text
 from comity.reporting.federations import over_federations
@@ -187,7 +186,7 @@ def _tuning(path: Path) -> list[Block]:
     if not path.exists():
         return []
     try:
-        content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        content = read_json(path)
         settings = list(content["trials"][0]["settings"])
         rows = [
             [
@@ -198,7 +197,7 @@ def _tuning(path: Path) -> list[Block]:
             for trial in content["trials"]
         ]
         verdict = str(content["verdict"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+    except UNREADABLE:
         return [Text(f"{path.name} is damaged: what was chosen cannot be shown.", "missing")]
     heads = [*settings, "validation", "test", "round"]
     about = (

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import torch
 
-from comity.checksums import CRC, Checksum, with_crc, without_crc
+from comity.checksums import CRC, UNREADABLE, Checksum, read_json, with_crc, without_crc
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Split
@@ -479,8 +479,8 @@ class RunFolder:
     def read_measures(self) -> dict[str, Any]:
         """The results of `comity measure`."""
         try:
-            return without_crc(_json(self.measures))
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as why:
+            return read_json(self.measures)
+        except UNREADABLE as why:
             raise ComityError(f"{self.measures} cannot be read: it is damaged.") from why
 
     def checkpoints(self) -> Checkpoints:
