@@ -23,6 +23,7 @@ from comity.data.profiles import Profile, Protection, profile_data
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
+from comity.names import SOLO
 from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.progress import ProgressFactory, show_progress
 from comity.runs.auto_model import resolve_auto_model
@@ -374,7 +375,7 @@ def compare(
     )
     temporary, folder = _run_folder(out)
     trackers = _trackers(track, temporary, folder)
-    run_count = len(take_solo(methods, comparing.SOLO)[0]) * len(seed_list)
+    run_count = len(take_solo(methods, SOLO)[0]) * len(seed_list)
     with show_progress(progress, run_count, job_count) as progress_for:
         comparing.compare(
             base,
@@ -383,14 +384,14 @@ def compare(
             folder,
             progress_for,
             _warn,
-            trackers,
-            federation,
-            custom_model,
-            job_count,
-            record_messages,
-            equal_steps,
-            reference,
-            plain,
+            track=trackers,
+            federation=federation,
+            model=custom_model,
+            jobs=job_count,
+            record_messages=record_messages,
+            equal_steps=equal_steps,
+            reference=reference,
+            plain=plain,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)

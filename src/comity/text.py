@@ -1,4 +1,4 @@
-"""Text for a terminal.
+"""Text for a terminal, a shell or a Markdown file.
 
 Names come from files, folders and users, and may contain characters that control a terminal.
 """
@@ -6,7 +6,7 @@ Names come from files, folders and users, and may contain characters that contro
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 
 def escape_terminal(text: str) -> str:
@@ -33,6 +33,24 @@ def shell_line(*words: object) -> str:
         "comity resume 'my runs/fedavg'"
     """
     return shlex.join(map(str, words))
+
+
+def markdown_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collection[int] = ()
+) -> str:
+    """Return a table in Markdown. Columns whose indices are in `numeric` are aligned at the right.
+
+    Examples:
+        >>> print(markdown_table(["method", "gain"], [["a|b", "+1.0"]], numeric=[1]))
+        | method | gain |
+        | --- | ---: |
+        | a\\|b | +1.0 |
+    """
+    rule = ["---:" if k in numeric else "---" for k in range(len(heads))]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        for row in (heads, rule, *rows)
+    )
 
 
 def first_paragraph(docstring: str) -> str:

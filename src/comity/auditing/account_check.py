@@ -16,7 +16,7 @@ from typing import Any
 
 from comity.auditing.finding import Check, Untried
 from comity.auditing.view import View
-from comity.privacy.account import PrivacyCharge, read_epsilon
+from comity.privacy.account import PrivacyCharge, epsilon_for_json, format_epsilon, read_epsilon
 from comity.wire.ledger import EVERYBODY
 
 CHECK = "account"
@@ -55,12 +55,12 @@ def check_account(view: View) -> Check | Untried | None:
     party, claimed, again = max(wrong or compared, key=lambda each: each[2])
     figures = {
         "party": party,
-        "claimed": _plain(claimed),
-        "recomputed": _plain(again),
+        "claimed": epsilon_for_json(claimed),
+        "recomputed": epsilon_for_json(again),
         "replies_without_row": missing,
     }
-    measured = f"epsilon {_text(again)}"
-    expected = f"{_text(claimed)} or less, which is claimed for {party}"
+    measured = f"epsilon {format_epsilon(again, '.3f')}"
+    expected = f"{format_epsilon(claimed, '.3f')} or less, which is claimed for {party}"
     how = "Recomputed from privacy.csv by dp-accounting alone."
     if wrong:
         text = f"{how} The run claims less than its own releases add up to."
@@ -143,11 +143,3 @@ def replies_without_row(view: View, rows: list[PrivacyCharge]) -> int:
         if message.kind == "reply" and message.call.function in functions
     }
     return len(replies - charged)
-
-
-def _text(epsilon: float) -> str:
-    return "infinite" if math.isinf(epsilon) else f"{epsilon:.3f}"
-
-
-def _plain(epsilon: float) -> float | str:
-    return "infinite" if math.isinf(epsilon) else epsilon

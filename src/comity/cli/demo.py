@@ -22,7 +22,7 @@ from rich.text import Text
 
 from comity.cli.options import app, resumable, write_report
 from comity.errors import UsageError
-from comity.names import display_name
+from comity.names import SOLO, display_name
 from comity.text import escape_terminal, shell_line
 
 if TYPE_CHECKING:
@@ -188,7 +188,6 @@ class FederationProgress:
 
     def __init__(self, federation: DemoFederation, after: str) -> None:
         from comity.cli import screen
-        from comity.studies.compare import SOLO
 
         methods = [display_name(method) for method in (SOLO, *federation.methods)]
         self._runs = [

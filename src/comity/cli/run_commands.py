@@ -44,7 +44,7 @@ from comity.cli.site_runs import (
 )
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.names import OWN_MODELS, display_name
+from comity.names import OWN_MODELS, SOLO, display_name
 from comity.runs.config import Experiment, experiment
 from comity.text import shell_line
 
@@ -315,8 +315,8 @@ def compare(
     from comity.cli.leave_one_out import announce, show
     from comity.runs.folder import RunFolder
     from comity.studies import leave_one_out as left_out
-    from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
+    from comity.studies.compare import run_folder
     from comity.studies.method_settings import take_solo
     from comity.studies.parallel import parse_jobs
 
@@ -348,7 +348,7 @@ def compare(
             folder,
             progress,
             print_warning,
-            run_trackers,
+            track=run_trackers,
             jobs=job_count,
             record_messages=record_messages,
             equal_steps=equal_steps,
@@ -529,7 +529,6 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     `resolved` has the settings of one of the runs, without `auto`.
     """
     from comity.cli import screen
-    from comity.studies.compare import SOLO
     from comity.studies.method_summary import (
         EPSILON,
         SERVER_STEPS,
@@ -577,7 +576,6 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
 
 def _explain_training_alone(findings: Findings) -> list[str]:
     """Return the settings of SOLO, if it has its own, and which model each party has as its own."""
-    from comity.studies.compare import SOLO
     from comity.studies.own_models import describe_choices
 
     texts = []

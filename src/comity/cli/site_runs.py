@@ -11,7 +11,7 @@ import typer
 
 from comity.cli.options import Settings, free_folder, print_warning, resumable
 from comity.errors import ComityError, UsageError
-from comity.names import display_name
+from comity.names import SOLO, display_name
 from comity.runs.config import Experiment
 from comity.text import join_names, shell_line
 
@@ -157,7 +157,7 @@ def compare_sites(
     from comity.cli.run_commands import show_answers, show_comparison
     from comity.deploy import comparison
     from comity.runs.folder import RunFolder
-    from comity.studies.compare import SOLO, run_folder
+    from comity.studies.compare import run_folder
 
     folder = out or free_folder(f"compare-{federation.resolve().name}")
     summaries: list[dict[str, Any]] = []

@@ -13,12 +13,13 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from comity.measure.seeds import interval_over_seeds
+from comity.names import SOLO
 from comity.papers.reproduction import Reproduction
 from comity.spec import parse, split
+from comity.text import markdown_table
 from comity.units import size
 
 MAP = "comity/map"
-SOLO = "solo"
 BY_CHANCE = 0.025
 """The probability that a 95% interval lies above zero without any effect; as likely below."""
 SLICES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -195,8 +196,7 @@ def _matching(by_column: Mapping[str, Place], patterns: Sequence[str]) -> list[P
 
 def numeric_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown whose columns after the first are numbers."""
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, rule, *rows])
+    return markdown_table(heads, rows, numeric=range(1, len(heads)))
 
 
 def _titles(selected: Sequence[Place]) -> list[str]:

@@ -24,7 +24,8 @@ from comity.measure.mean_ranks import (
     mean_ranks,
 )
 from comity.measure.seeds import interval_over_seeds
-from comity.papers.benefit_map import BY_CHANCE, SOLO, MethodGain, numeric_table
+from comity.names import SOLO
+from comity.papers.benefit_map import BY_CHANCE, MethodGain, numeric_table
 from comity.papers.cells import Cell
 from comity.papers.reproduce import federation_for
 from comity.papers.reproduction import Reproduction, read

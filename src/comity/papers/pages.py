@@ -18,6 +18,7 @@ from comity.papers.joining import join as join_parts
 from comity.papers.reproduce import ABSENT, implemented
 from comity.papers.reproduction import RESULT, Reproduction, read
 from comity.safe_files import write_atomically
+from comity.text import markdown_table
 from comity.units import duration, size
 
 DATA_FOLDER = "data"
@@ -85,17 +86,6 @@ def _why(cell: Cell) -> str:
     return "not run: implemented since" if since else cell.why
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [heads, ("---",) * len(heads), *rows]
-    return (
-        "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines
-        )
-        + "\n"
-    )
-
-
 def write_csv(path: Path, cells: Sequence[Cell]) -> None:
     """Write the cells as CSV, with the values of all seeds."""
     text = io.StringIO(newline="")
@@ -134,7 +124,7 @@ def page(reproduction: Reproduction) -> str:
         _bullets(format_settings(reproduction.settings)),
         "Where the constants come from:",
         _bullets([*describe_constants(table), *_changed(reproduction)]),
-        markdown(HEADS, format_cells(reproduction.cells)).rstrip(),
+        markdown_table(HEADS, format_cells(reproduction.cells)),
         LEGEND,
         *_scattered(reproduction.cells),
         *_course(reproduction.cells),
@@ -253,7 +243,7 @@ def _course(cells: Sequence[Cell]) -> list[str]:
                 f"{of_column[0].column.title} by round, with the parties' mean test loss in"
                 " brackets, mean over seeds:"
             ),
-            markdown(["method", *map(str, rounds)], rows).rstrip(),
+            markdown_table(["method", *map(str, rounds)], rows),
         ]
     return parts
 
@@ -363,7 +353,7 @@ def _coverage(reproductions: Sequence[Reproduction]) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown; an empty text if there are no rows."""
-    return markdown(heads, rows).rstrip() if rows else ""
+    return markdown_table(heads, rows) if rows else ""
 
 
 def _headlines(reproductions: Sequence[Reproduction]) -> list[list[str]]:

@@ -12,7 +12,7 @@ from typing import Any
 from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.metrics.metrics import ACCURACY, Metric
-from comity.names import OWN_MODEL, OWN_MODELS, display_model, display_name
+from comity.names import OWN_MODEL, OWN_MODELS, SOLO, display_model, display_name
 from comity.reporting.readable import Run
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import TRACES, RunFolder
@@ -21,7 +21,6 @@ from comity.spec import parse
 from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline
 from comity.studies.party_verdicts import same_parties
 
-SOLO = "solo"
 CENTRALIZED = "centralized"
 SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard", "wandb"}
 """Folders whose runs, if any, are not methods of the report."""

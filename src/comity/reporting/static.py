@@ -27,6 +27,7 @@ from comity.reporting.sections.answer import (
 )
 from comity.reporting.sections.answer import methods as methods_section
 from comity.safe_files import make_folder, write_atomically
+from comity.text import markdown_table
 
 COLUMN = 252
 """The width of a column in the two-column formats of IEEE and ACM, in points."""
@@ -222,15 +223,13 @@ def _relabel(table: Table, labels: Labels) -> Table:
 
 
 def _markdown(table: Table) -> str:
-    def cell(text: str) -> str:
-        return re.sub(r"[\\|*_`<\[]", r"\\\g<0>", " ".join(text.split()))
+    def escape(text: str) -> str:  # except |, which `markdown_table` escapes
+        return re.sub(r"[\\*_`<\[]", r"\\\g<0>", " ".join(text.split()))
 
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    rule = ["---:" if table.is_figure(k) else "---" for k in range(len(table.heads))]
-    body = [line(map(cell, row)) for row in table.rows]
-    return "\n".join([cell(table.title), "", line(table.heads), line(rule), *body])
+    numeric = [k for k in range(len(table.heads)) if table.is_figure(k)]
+    rows = [[escape(text) for text in row] for row in table.rows]
+    title = escape(table.title).replace("|", "\\|")
+    return f"{title}\n\n{markdown_table(table.heads, rows, numeric)}"
 
 
 def _latex(table: Table, numbers: bool = False) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comity.base.samples import Ints, Samples
+from comity.measure.cross_validation import in_order
 
 PENALTIES = tuple(float(10.0**k) for k in range(4, -5, -1))
 """The penalties that are tried, the strongest first: of ridge regression, and 1/C of logistic
@@ -94,7 +95,7 @@ def _out_of_fold(train: Samples, folds: Ints, fit_part: Callable[[Samples], Pred
         predictor = fit_part(train.take(np.flatnonzero(folds != fold)))
         parts.append(predictor(train.x[held_out]))
         positions.append(held_out)
-    return torch.cat(parts)[torch.from_numpy(np.concatenate(positions)).argsort()]
+    return in_order(parts, positions)
 
 
 def _loss(predictions: Tensor, y: Tensor, classes: int) -> float:

@@ -141,22 +141,6 @@ def _init(folder: Path, host: str, port: int, researcher: str, project: str) -> 
     return Invite(project, host, port, fingerprint)
 
 
-def add_user(folder: Path, kit: str, user: str, role: str) -> Path:
-    """Make another kit in the operator's `folder`, for a person with a role of FLARE (lead, member
-    or org_admin).
-    """
-    needs_flare()
-    invite = Invite.load(folder / INVITE)
-    _make_kit(
-        folder,
-        kit,
-        invite.project,
-        {"name": user, "type": "admin", "org": ORGANISATION, "role": role},
-        invite.fingerprint,
-    )
-    return folder / kit
-
-
 def join(invite: Invite, name: str, folder: Path) -> Path:
     """Make a site's private key and its request in `folder`.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from comity.names import SOLO
 from comity.reporting.gather import Group
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average
@@ -27,8 +28,8 @@ def plain_models(rows: Sequence[MethodSummary]) -> str:
     if not own:
         return ""
     best = max(own, key=lambda row: row.goodness)
-    joint = best_on_average([row for row in rows if row not in own and row.algorithm != "solo"])
-    others = [row for row in rows if row.algorithm == "solo" or (joint and row is joint[0])]
+    joint = best_on_average([row for row in rows if row not in own and row.algorithm != SOLO])
+    others = [row for row in rows if row.algorithm == SOLO or (joint and row is joint[0])]
     beside = [f"{row.algorithm} {row.mean:.1%}" for row in others if row.mean is not None]
     text = f"{best.algorithm} has {best.mean:.1%}, on average over parties"
     return f"{text} ({', '.join(beside)})." if beside else f"{text}."
