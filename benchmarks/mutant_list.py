@@ -677,8 +677,8 @@ POLICIES = [
     Mutant(
         "deleting a run gives bytes back",
         "comity/deploy/site_run.py",
-        "self.sent = SentLedger(self.at, self.party)",
-        "self.sent = SentLedger(self.folder.path, self.party)",
+        "self.sent_ledger = SentLedger(self.at, self.party)",
+        "self.sent_ledger = SentLedger(self.folder.path, self.party)",
         f"{BUDGET}::test_deleting_the_folder_of_a_run_gives_no_bytes_back",
     ),
     Mutant(

@@ -308,9 +308,9 @@ def show_screen(
     print_methods(findings.rows)
     about_methods = sum(len(row.caveats) for row in findings.rows)
     count = len(warnings) + about_methods
-    noted = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
-    noted += " (*: about this method)." if about_methods else "."
-    evidence = [findings.overall.whom, findings.overall.sure, noted if count else ""]
+    on_warnings = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
+    on_warnings += " (*: about this method)." if about_methods else "."
+    evidence = [findings.overall.whom, findings.overall.sure, on_warnings if count else ""]
     print_labelled("Evidence", " ".join(filter(None, evidence)))
     for k, sentence in enumerate(advice(federation, findings, out)):
         print_labelled("" if k else "Advice", sentence, "cyan" if k else "")

@@ -447,7 +447,7 @@ def report(site: Site = Path()) -> None:
                 run.path.name,
                 method,
                 rounds,
-                size(SiteTables(run.path, policy.name).sent),
+                size(SiteTables(run.path, policy.name).bytes_sent),
                 figure,
                 model,
             ]

@@ -375,8 +375,21 @@ def compare(
         show_against(findings.against)
     if effects:
         show(effects)
+    _show_runs(findings, resolved, folder, record_messages)
+    if report:
+        write_report(folder)
+    _check_trained(findings.rows)
+
+
+def _show_runs(
+    findings: Findings, resolved: Experiment, folder: Path, record_messages: bool
+) -> None:
+    """Print the curves of all runs, the answers, and where the runs are."""
+    from comity.cli import screen
+    from comity.studies.compare import run_folder
+
     folders = {
-        row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in seed_list]
+        row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in findings.seeds]
         for row in findings.rows
     }
     screen.show_curves(folders, METRICS[resolved.metric])
@@ -384,9 +397,6 @@ def compare(
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if record_messages:
         print_recording_size(folder, [run for runs in folders.values() for run in runs])
-    if report:
-        write_report(folder)
-    _check_trained(findings.rows)
 
 
 def _compared_methods(

@@ -48,7 +48,7 @@ class SiteEvaluation:
             raise UsageError(
                 f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
-        self._run.sent.check_evaluations(self._run.name, policy)
+        self._run.sent_ledger.check_evaluations(self._run.name, policy)
         content = decode(body, most_bytes=policy.message, records=active.validator.records)
         active.validator.check_evaluation_message(content)
         self._run.tables.charge_received(head.round, "evaluate", "eval", payload(content))
@@ -69,7 +69,7 @@ class SiteEvaluation:
                 f"{self._run.party} reports no model of its own data alone: it would be trained"
                 " without noise (budget: epsilon)."
             )
-        self._run.sent.check_evaluations(self._run.name, policy)
+        self._run.sent_ledger.check_evaluations(self._run.name, policy)
         evaluation = self._run.active.site.evaluate_solo(head.round)
         self._run.tables.add_metrics(self._metrics(evaluation, head.round, "alone"))
         return self._allowed(evaluation, policy, head.round, "alone")

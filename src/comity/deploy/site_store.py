@@ -203,7 +203,7 @@ class SiteTables:
         self._party = party
         for table in (METRICS, LEDGER, STEPS, PRIVACY):
             _repair(folder, table)
-        self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
+        self.bytes_sent = sum(row.bytes for row in self.ledger() if row.src == party)
         """Bytes that left the site in this run."""
         self._metrics = {row[:4]: row for row in self.metrics()}
 
@@ -243,7 +243,7 @@ class SiteTables:
     def charge_sent(self, round: int, call: str, kind: str, size: int, dst: str = SERVER) -> None:
         """Write the bytes of a message that the site sends."""
         self._charge(Charge(round, call, self._party, dst, kind, size))
-        self.sent += size
+        self.bytes_sent += size
 
     def add_metrics(self, rows: Iterable[Note]) -> None:
         """Write the metrics of a round.

@@ -77,8 +77,8 @@ class AllRuns:
     @staticmethod
     def at_site(folder: Path, policy: SitePolicy) -> AllRuns:
         """Read the ledgers of a site's folder."""
-        ledger, sent = ReleaseLedger(folder), SentLedger(folder, policy.name)
-        rows, sent_bytes = ledger.rows(), sent.bytes_by_run()
+        ledger, sent_ledger = ReleaseLedger(folder), SentLedger(folder, policy.name)
+        rows, sent_bytes = ledger.rows(), sent_ledger.bytes_by_run()
         methods = {
             run.path.name: display_name(run.read_experiment().algorithm) for run in runs_of(folder)
         }
@@ -92,15 +92,15 @@ class AllRuns:
                     name,
                     methods.get(name, ""),
                     sent_bytes.get(name, 0),
-                    sent.evaluations(name),
+                    sent_ledger.evaluations(name),
                     math.inf if name in unbounded else epsilon(ledger.history(of=name), DELTA),
                 )
                 for name in names
             ),
-            sent.total(),
+            sent_ledger.total(),
             math.inf if unbounded else epsilon(history, DELTA),
             weakest_unit(history),
-            sent.evaluations(),
+            sent_ledger.evaluations(),
             policy,
         )
 

@@ -76,8 +76,8 @@ class OutOfFold:
         return truth if self.answers.amounts else truth.long()
 
     def _values(self, metric: Metric, weights: Tensor) -> Tensor:
-        y, given = self._labels(), self.answers.given
-        classes = 0 if self.answers.amounts else 1 + max([1, *y.tolist(), *given.tolist()])
+        y, predictions = self._labels(), self.answers.given
+        classes = 0 if self.answers.amounts else 1 + max([1, *y.tolist(), *predictions.tolist()])
         scores = self.answers.scores(classes).double()
         if not metric.compares_scores:
             return metric.figures(scores, y, weights)

@@ -52,8 +52,8 @@ def calibration_intercepts(score: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 def _slope(score: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     if not score.isfinite().all():
         return score.new_tensor(math.nan)
-    counted = weight > 0
-    ones, zeros = score[counted & (y == 1)], score[counted & (y == 0)]
+    present = weight > 0
+    ones, zeros = score[present & (y == 1)], score[present & (y == 0)]
     if not len(ones) or not len(zeros):
         return score.new_tensor(math.nan)
     if ones.min() >= zeros.max() or ones.max() <= zeros.min():

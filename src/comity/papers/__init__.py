@@ -239,10 +239,10 @@ class Table(BaseModel):
     @model_validator(mode="after")
     def _copied_cells_exist(self) -> Table:
         """Check that `copied` names rows and columns of the table."""
-        known = {entry.name for entry in (*self.rows, *self.columns)}
+        existing = {entry.name for entry in (*self.rows, *self.columns)}
         for copied in self.copied:
             if other := next(
-                (name for name in (*copied.rows, *copied.columns) if name not in known), None
+                (name for name in (*copied.rows, *copied.columns) if name not in existing), None
             ):
                 raise ValueError(f"copied names {other}, which is neither a row nor a column")
         return self
@@ -276,7 +276,7 @@ class Table(BaseModel):
             names.pop("epochs")
         return tuple(name for name in names if name not in NO_CONSTANTS)
 
-    def marked(self, kind: Kind, rows: Sequence[MethodRow]) -> list[str]:
+    def constants_of(self, kind: Kind, rows: Sequence[MethodRow]) -> list[str]:
         """Return the constants of a kind that concern some rows: all settings, since a row has the
         default of what it does not set, and the options of its methods, except those that only
         other rows set.

@@ -129,7 +129,7 @@ def _verdict(table: Table, better: Cell, worse: Cell, as_printed: bool) -> Verdi
         printed,
         slack=2 * math.hypot(above_std or 0, below_std or 0),
         figures_agree=better.agrees is True and worse.agrees is True,
-        as_printed=as_printed and not table.marked("differs", [better.row, worse.row]),
+        as_printed=as_printed and not table.constants_of("differs", [better.row, worse.row]),
         remarks="; ".join(_remarks(table, better, worse)),
     )
 
@@ -137,10 +137,10 @@ def _verdict(table: Table, better: Cell, worse: Cell, as_printed: bool) -> Verdi
 def _remarks(table: Table, better: Cell, worse: Cell) -> Iterator[str]:
     """Yield what a reader of the verdict on two cells should know."""
     both = (better, worse)
-    if chosen := table.marked("chosen", [cell.row for cell in both]):
-        several = f"{len(chosen)} constants are our choice"
-        yield several if len(chosen) > MOST_NAMED else f"our choice: {', '.join(chosen)}"
-    if differs := table.marked("differs", [cell.row for cell in both]):
+    if rows := table.constants_of("chosen", [cell.row for cell in both]):
+        several = f"{len(rows)} constants are our choice"
+        yield several if len(rows) > MOST_NAMED else f"our choice: {', '.join(rows)}"
+    if differs := table.constants_of("differs", [cell.row for cell in both]):
         yield f"other than the paper states: {', '.join(differs)}"
     for cell in both:
         copied = table.source_of(cell.row.name, cell.column.name)

@@ -54,7 +54,7 @@ def by_table(reproductions: Sequence[Reproduction]) -> dict[str, Coverage]:
     A measured row that repeats printed figures of another table counts there, if its row and
     column have the same names.
     """
-    measured: set[Place] = set()
+    with_figures: set[Place] = set()
     at_scale: set[Place] = set()
     for reproduction in reproductions:
         places = {
@@ -62,10 +62,10 @@ def by_table(reproductions: Sequence[Reproduction]) -> dict[str, Coverage]:
             for cell in reproduction.cells
             if cell.figures
         }
-        measured |= places
+        with_figures |= places
         at_scale |= places if reproduction.as_printed else set()
     return {
-        name: Coverage(len(printed), len(printed & measured), len(printed & at_scale))
+        name: Coverage(len(printed), len(printed & with_figures), len(printed & at_scale))
         for name in papers.names()
         if (printed := printed_cells(name))
     }

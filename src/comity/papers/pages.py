@@ -279,9 +279,9 @@ def _claims(
     parts = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
     if not_tested:
         claims = "; ".join(_with_titles(text, titles) for text in not_tested)
-        named = {name for text in not_tested for name in Claim(text).parts[:2]}
+        method_names = {name for text in not_tested for name in Claim(text).parts[:2]}
         run = {cell.row.name for cell in reproduction.cells if cell.figures}
-        absent = [row.title for row in reproduction.table.rows if row.name in named - run]
+        absent = [row.title for row in reproduction.table.rows if row.name in method_names - run]
         why = f" Not run: {', '.join(absent)}." if absent else ""
         parts.append(f"Not put to the test: {claims}.{why}")
     return parts

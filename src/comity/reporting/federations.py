@@ -178,10 +178,10 @@ def _figures(
     for group, methods in zip(groups, by_label, strict=True):
         summaries = methods[name].summaries if name in methods else []
         by_seed = [figure_of(summary, group.metric.name) for summary in summaries]
-        known = [figure for figure in by_seed if figure is not None]
-        if not known or len(known) < len(by_seed):
+        present = [figure for figure in by_seed if figure is not None]
+        if not present or len(present) < len(by_seed):
             return []
-        figures.append(group.metric.sign * statistics.fmean(known))
+        figures.append(group.metric.sign * statistics.fmean(present))
     return figures
 
 

@@ -85,9 +85,9 @@ def figure(chart: Chart, methods: Sequence[str], labels: Labels | None = None) -
     names = {name: method_label(name, labels or {}) for name in methods}
     spec = copy.deepcopy(chart.spec)
     _add_legends(spec, list(methods))
-    if chart.drawn:
+    if chart.selection:
         spec["title"] = {
-            "text": textwrap.wrap(chart.drawn, NOTE_LETTERS),
+            "text": textwrap.wrap(chart.selection, NOTE_LETTERS),
             "orient": "bottom",
             "anchor": "start",
             "frame": "bounds",
@@ -191,8 +191,8 @@ def ranking(
         for table, after in zip(blocks, [*blocks[1:], None], strict=True):
             if not isinstance(table, Table) or table.name in (IDEAS, MEASURES):
                 continue
-            chosen = _select(table, columns) if table.name != AGAINST else table
-            text = _write(_relabel(chosen, labels or {}), kind)
+            selection = _select(table, columns) if table.name != AGAINST else table
+            text = _write(_relabel(selection, labels or {}), kind)
             if kind == "siunitx" and isinstance(after, Text):  # what the columns mean
                 text += f"\n% {after.text}"
             parts.append(text)

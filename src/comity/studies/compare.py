@@ -550,7 +550,7 @@ def _equal_rounds(
     for method in methods:
         experiment = experiment_of(base, method, seed, alone=alone)
         equal[method] = measure_equal_steps(prepare(experiment, data(experiment), model))
-    rounds = {method: measured.rounds for method, measured in equal.items()}
+    rounds = {method: equal_steps.rounds for method, equal_steps in equal.items()}
     return rounds, describe_equal_steps(equal, base.rounds)
 
 

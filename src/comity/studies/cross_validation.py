@@ -194,10 +194,10 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[RunWarning]:
     """Return the warnings of all folds. Those on classes that are never predicted are one."""
     of_folds = {text for summary in summaries for text in one_class(summary)}
     warnings = [warning for summary in summaries for warning in read_warnings(summary)]
-    kept = dict.fromkeys(warning for warning in warnings if warning.text not in of_folds)
+    unique = dict.fromkeys(warning for warning in warnings if warning.text not in of_folds)
     if summaries[0]["algorithm"] in OWN_MODELS:  # the advice is for methods
-        return list(kept)
-    return [*kept, *(RunWarning("after", text) for text in one_class_in_folds(summaries))]
+        return list(unique)
+    return [*unique, *(RunWarning("after", text) for text in one_class_in_folds(summaries))]
 
 
 def pooled_gains(

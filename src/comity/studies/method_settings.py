@@ -121,15 +121,15 @@ def read_tuned(folder: Path) -> Tuned:
     try:
         content = read_json(folder / TUNED)
         best, seeds = content["trials"][0], tuple(content["seeds"])
-        chosen: dict[str, Any] = best["settings"]
+        best_settings: dict[str, Any] = best["settings"]
         experiment = RunFolder(folder / best["name"] / f"seed-{seeds[0]}").read_experiment()
     except UNREADABLE as why:
         raise UsageError(
             f"{folder} holds no finished tuning: write one with comity tune METHOD --grid ..."
             f" {shell_line('--out', folder)}"
         ) from why
-    method = _with_options(experiment.algorithm, dict(experiment.set) | chosen)
-    return Tuned(method, chosen, seeds, experiment)
+    method = _with_options(experiment.algorithm, dict(experiment.set) | best_settings)
+    return Tuned(method, best_settings, seeds, experiment)
 
 
 def _with_options(algorithm: str, values: Mapping[str, Any]) -> str:

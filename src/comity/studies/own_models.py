@@ -85,16 +85,16 @@ def plain_models_for(text: str, federation: Federation) -> tuple[str, ...]:
 
     Raises UsageError if they were chosen for data that are no table.
     """
-    chosen = parse_plain(text)
-    if chosen is None:
+    kinds = parse_plain(text)
+    if kinds is None:
         is_table = federation.schema is not None and len(federation.shape) == 1
         return tuple(PLAIN.values()) if is_table else ()
-    if chosen and len(federation.shape) != 1:
+    if kinds and len(federation.shape) != 1:
         raise UsageError(
             "Plain models are for tables: a sample of these data has shape"
             f" {federation.shape}. Leave out --plain."
         )
-    return chosen
+    return kinds
 
 
 @dataclass(frozen=True)
@@ -172,11 +172,11 @@ def choose(predictions: Mapping[str, Answers], folds: Ints, metric: Metric) -> C
             name: None if answers.amounts else float(answers.right.double().mean())
             for name, answers in predictions.items()
         }
-    chosen = max(
+    model = max(
         best,
         key=lambda name: -math.inf if (value := best[name]) is None else by.sign * value,
     )
-    return Choice(chosen, scores)
+    return Choice(model, scores)
 
 
 def _score(predictions: OutOfFold, metric: Metric) -> float | None:

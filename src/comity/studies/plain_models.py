@@ -155,13 +155,13 @@ def _predictor(fitted: Any, classes: int) -> Predictor:
         scores = torch.from_numpy(fitted.decision_function(inputs)).double()
         if scores.dim() == 1:  # two classes: the log-odds of the second
             scores = torch.stack([torch.zeros_like(scores), scores], 1)
-        seen: Sequence[int] = fitted.classes_.tolist()
-        if len(seen) == classes:
+        classes_in_fit: Sequence[int] = fitted.classes_.tolist()
+        if len(classes_in_fit) == classes:
             return scores
         log_probabilities = scores.log_softmax(1)
         lowest = log_probabilities.min(1, keepdim=True).values.clamp(max=UNSEEN)
         logits = lowest.expand(len(x), classes).clone()
-        logits[:, list(seen)] = log_probabilities
+        logits[:, list(classes_in_fit)] = log_probabilities
         return logits
 
     return predict

@@ -322,7 +322,7 @@ def _matrix(method: Method, diagnostic: PartyMatrix) -> Chart | None:
     )
     columns = ("party", "peer", diagnostic.value)
     chart = _method_chart(method, diagnostic, alt, rows, columns, spec)
-    return replace(chart, drawn=first_parties(len(parties)))
+    return replace(chart, selection=first_parties(len(parties)))
 
 
 def _norms(method: Method, diagnostic: ParameterNorms) -> Chart | None:
@@ -359,7 +359,7 @@ def _norms(method: Method, diagnostic: ParameterNorms) -> Chart | None:
     alt = f"{capitalize_first(diagnostic.meaning)}, {between}.{_about_seed(method, run)}"
     columns = ("method", "party", diagnostic.value)
     chart = _method_chart(method, diagnostic, alt, rows, columns, spec)
-    return replace(chart, drawn=first_parties(len(norms)))
+    return replace(chart, selection=first_parties(len(norms)))
 
 
 def _method_chart(

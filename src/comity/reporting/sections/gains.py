@@ -376,7 +376,7 @@ def _dumbbells(
         data,
         spec,
         half=True,
-        drawn=_describe_drawn(len(parties), "gains"),
+        selection=_describe_drawn(len(parties), "gains"),
         method=method,
     )
 
@@ -413,8 +413,8 @@ def _dots(group: Group, results: dict[str, list[PartyResult]]) -> Chart:
     title = f"{capitalize_first(metric.title)} by party"
     most = max(map(len, results.values()))
     by_method = " of each method" if len(results) > 1 else ""
-    drawn = _describe_drawn(most, f"figures{by_method}")
-    return Chart("parties", title, alt, data, spec, drawn=drawn)
+    sentence = _describe_drawn(most, f"figures{by_method}")
+    return Chart("parties", title, alt, data, spec, selection=sentence)
 
 
 def _about_seeds(group: Group) -> str:

@@ -255,9 +255,9 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
     }
     box = log_checkbox(x, ("encoding", "x"))
     alt = "What each party sent and received in a whole run."
-    drawn = first_parties(len(parties))
+    positions = first_parties(len(parties))
     return Chart(
-        "bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True, drawn=drawn
+        "bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True, selection=positions
     )
 
 
