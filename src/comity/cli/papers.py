@@ -25,7 +25,7 @@ from comity.errors import UsageError, unknown
 from comity.text import shell_line
 
 if TYPE_CHECKING:
-    from comity.papers import Scale, Table
+    from comity.papers import PaperTable, Scale
     from comity.papers.reproduce import Run
     from comity.papers.reproduction import Reproduction
 
@@ -168,7 +168,7 @@ def reproduce(
         write_report(folder)
 
 
-def _show_setting(table: Table, runs: Sequence[Run]) -> None:
+def _show_setting(table: PaperTable, runs: Sequence[Run]) -> None:
     """Print what is run, where its constants come from, and which data are missing."""
     from comity.cli import screen
     from comity.papers import pages

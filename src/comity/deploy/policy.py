@@ -20,7 +20,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.signature import party_functions
 from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
-from comity.deploy.group_size import RECORDS, Group
+from comity.deploy.group_size import RECORDS, RecordGroup
 from comity.deploy.secure_terms import check_can_be_secure, is_private, is_silent, share_of
 from comity.errors import UsageError, quote, unknown
 from comity.models.named_files import names_files
@@ -365,7 +365,7 @@ class SitePolicy:
                 f" {share:.0%} (held_out)."
             )
 
-    def check_groups(self, groups: Iterable[Group], method: str, unit: str = RECORDS) -> None:
+    def check_groups(self, groups: Iterable[RecordGroup], method: str, unit: str = RECORDS) -> None:
         """Refuse a method that would send values of too few records or patients.
 
         Arguments:

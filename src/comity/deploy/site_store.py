@@ -28,7 +28,7 @@ from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.privacy.account import PrivacyCharge
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
-from comity.runs.tables import LEDGER, METRICS, PRIVACY, Table
+from comity.runs.tables import LEDGER, METRICS, PRIVACY, RunTable
 from comity.safe_files import (
     flush_to_disk,
     make_folder,
@@ -190,7 +190,7 @@ def _read_steps(cells: Sequence[str]) -> CallSteps:
     return CallSteps(int(cells[0]), cells[1], *map(int, cells[2:]))
 
 
-STEPS = Table("steps.csv", CallSteps._fields, _read_steps)
+STEPS = RunTable("steps.csv", CallSteps._fields, _read_steps)
 
 
 class SiteTables:
@@ -268,7 +268,7 @@ class SiteTables:
         if row.bytes:
             self._append(LEDGER, [row])
 
-    def _append(self, table: Table[Any], rows: Sequence[Sequence[Any]]) -> None:
+    def _append(self, table: RunTable[Any], rows: Sequence[Sequence[Any]]) -> None:
         _repair(self._folder, table)  # a full disk may have cut off the last row
         with open_to_append(self._folder / table.name) as file:
             file.write(_lines(rows).encode())
@@ -285,7 +285,7 @@ def _is_same(one: Note, other: Note) -> bool:
     return one == other or (one.value != one.value and other.value != other.value)
 
 
-def _repair(folder: Path, table: Table[Any]) -> None:
+def _repair(folder: Path, table: RunTable[Any]) -> None:
     """Begin a table, or remove a last row that was cut off by a kill or a full disk."""
     with open_to_update(folder / table.name, create=True) as file:
         size = file.seek(0, os.SEEK_END)

@@ -10,9 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from comity.measure.conventions import mean_curve
-from comity.papers import Claim, Kind, Table, benefit_map, board
+from comity.papers import Claim, Kind, PaperTable, benefit_map, board
 from comity.papers.cells import ACCURACIES, Cell
-from comity.papers.claims import Verdict, untested, verdicts
+from comity.papers.claims import ClaimVerdict, untested, verdicts
 from comity.papers.coverage import coverage_table
 from comity.papers.joining import join as join_parts
 from comity.papers.reproduce import ABSENT, implemented
@@ -145,7 +145,7 @@ MARKS: dict[Kind, str] = {
 }
 
 
-def describe_constants(table: Table) -> list[str]:
+def describe_constants(table: PaperTable) -> list[str]:
     """Return sentences on where the constants come from, and which figures were copied."""
     lines = [
         f"{text}: {', '.join(f'`{name}` ({why})' for name, why in marks.items())}."
@@ -262,7 +262,7 @@ def _spread(rounds: Sequence[int]) -> list[int]:
 
 
 def _claims(
-    results: Sequence[Verdict], not_tested: Sequence[str], reproduction: Reproduction
+    results: Sequence[ClaimVerdict], not_tested: Sequence[str], reproduction: Reproduction
 ) -> list[str]:
     """Return the section on the claims: the verdicts, and the claims that were not tested."""
     if not results and not not_tested:
@@ -287,7 +287,7 @@ def _claims(
     return parts
 
 
-def _verdict_cells(verdict: Verdict, mark: str = "") -> list[str]:
+def _verdict_cells(verdict: ClaimVerdict, mark: str = "") -> list[str]:
     """Return the cells of the columns `VERDICT`."""
     printed = "" if verdict.printed is None else f"{verdict.printed:+.2f}"
     return [

@@ -16,7 +16,7 @@ from typing import Any
 from comity import papers
 from comity.checksums import read_json, with_crc
 from comity.errors import ComityError
-from comity.papers import Scale, Table
+from comity.papers import PaperTable, Scale
 from comity.papers.cells import Cell, Figure
 from comity.safe_files import write_atomically
 
@@ -48,7 +48,7 @@ class Reproduction:
     """For a table that was joined from parts: how far these agree."""
 
     @property
-    def table(self) -> Table:
+    def table(self) -> PaperTable:
         """The paper's table."""
         return papers.table(self.name)
 

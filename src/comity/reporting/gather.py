@@ -69,12 +69,12 @@ class Method:
 
 
 @dataclass(eq=False)
-class Group:
+class RunGroup:
     """Methods that were run on the same data."""
 
     name: str
     methods: list[Method]
-    page: list[Group] = field(default_factory=list, repr=False)
+    page: list[RunGroup] = field(default_factory=list, repr=False)
     """All groups of the page, including this one."""
 
     @property
@@ -177,7 +177,7 @@ class Group:
         return f"{place}, {display_model(e.model)}, {e.rounds} rounds"
 
 
-def gather(folder: Path, trust: bool = False) -> list[Group]:
+def gather(folder: Path, trust: bool = False) -> list[RunGroup]:
     """Return the runs in a folder, grouped by their data.
 
     Methods are in the order in which their first runs started, after SOLO and own models. With
@@ -198,20 +198,20 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
             f"{folder} holds no runs: nothing in it has a {', a '.join(TRACES[:-1])} or a"
             f" {TRACES[-1]}."
         )
-    groups: list[Group] = []
+    groups: list[RunGroup] = []
     for name, runs_by_method in sorted(runs_by_group.items(), key=lambda item: _natural(item[0])):
         methods = [
             Method(runs[0].method, sorted(runs, key=lambda r: r.seed))
             for namesakes in runs_by_method.values()
             for runs in _split_by_settings(namesakes)
         ]
-        groups.append(Group(name, sorted(methods, key=lambda m: not m.alone), groups))
+        groups.append(RunGroup(name, sorted(methods, key=lambda m: not m.alone), groups))
         for run in groups[-1].runs:
             run.metric = groups[-1].metric
     return groups
 
 
-def file_problems(group: Group, folder: Path) -> list[str]:
+def file_problems(group: RunGroup, folder: Path) -> list[str]:
     """Return a sentence for each file of the group's runs that is missing, damaged or changed.
 
     Damage inside a file is known only if the file has been read before this call.

@@ -18,7 +18,7 @@ from comity.errors import UsageError, unknown
 from comity.reporting.blocks import Block, Section, Table, Text
 from comity.reporting.charts import unique_name
 from comity.reporting.federations import critical_difference, win_matrix, win_reading
-from comity.reporting.gather import Group, file_problems, gather
+from comity.reporting.gather import RunGroup, file_problems, gather
 from comity.reporting.labels import Labels, check_labels, method_label
 from comity.reporting.sections.answer import (
     AGAINST,
@@ -39,7 +39,7 @@ CAPTIONS = "captions.md"
 
 
 def draw(
-    groups: Sequence[tuple[Group, list[Section]]],
+    groups: Sequence[tuple[RunGroup, list[Section]]],
     folder: Path,
     kind: str,
     labels: Labels | None = None,

@@ -1,7 +1,7 @@
 """A run's folder: which files it has, and how each is written, read and checked.
 
 Readers are strict: they raise an error if a file is missing, damaged or was changed after the run
-wrote it. Callers that accept less use `tables.Table.salvage`, and `tables.Growing` for runs in
+wrote it. Callers that accept less use `tables.RunTable.salvage`, and `tables.Growing` for runs in
 progress; `RunFolder.damaged` lists the files not to rely on.
 
 How changes are detected: env.json, which is written first, has digests of the settings and the
@@ -46,7 +46,7 @@ from comity.runs.tables import (
     PRIVACY,
     TABLES,
     TIMING,
-    Table,
+    RunTable,
     Timing,
     Writer,
 )
@@ -360,11 +360,11 @@ class RunFolder:
         """All rows of timing.csv."""
         return self._rows(TIMING)
 
-    def _should_exist(self, table: Table[Any]) -> bool:
+    def _should_exist(self, table: RunTable[Any]) -> bool:
         """Whether a table that is written only if needed should exist."""
         return (self.path / table.name).exists() or table.name in self._checksums()
 
-    def _rows(self, table: Table[R]) -> list[R]:
+    def _rows(self, table: RunTable[R]) -> list[R]:
         self._check_file(table.name)
         return table.read(self.path)
 

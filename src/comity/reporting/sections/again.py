@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from comity.reporting.blocks import Code, Section, Table
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 from comity.reporting.readable import Run
 from comity.text import shell_line
 
 
-def again(group: Group, folder: Path) -> Section:
+def again(group: RunGroup, folder: Path) -> Section:
     """Return the last section: the commands and versions that give the same results."""
     section = Section(
         "again", "How to get this again", folded="commands, seeds, versions, settings"
@@ -45,7 +45,7 @@ ENVIRONMENT = {
 """Columns of the table of versions, and their keys in `env.json`."""
 
 
-def _environments(group: Group) -> Table:
+def _environments(group: RunGroup) -> Table:
     rows = []
     for method in group.methods:
         seeds = ", ".join(str(run.seed) for run in method.runs)
@@ -56,7 +56,7 @@ def _environments(group: Group) -> Table:
     return Table("environments", "Seeds and versions", heads, rows, words=len(heads))
 
 
-def _configurations(group: Group) -> Table:
+def _configurations(group: RunGroup) -> Table:
     """Return the table of all settings, with one value where the methods agree."""
     experiments = {method.name: method.runs[0].experiment for method in group.methods}
     settings_of = {

@@ -30,7 +30,7 @@ from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.reporting.blocks import Pictures, Section
 from comity.reporting.charts import MAX_PARTIES, first_parties
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 from comity.reporting.readable import PARTS, Run
 from comity.spec import parse
 
@@ -49,7 +49,7 @@ WIDTH = 64
 UNCHANGED = "as it is"
 
 
-def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
+def data(group: RunGroup, reopen: bool = True, samples: bool = True) -> Section:
     """Return the fourth section. `reopen` allows opening the data, `samples` showing some."""
     section = Section("data", "The data")
     run = next((run for run in group.runs if run.amounts), None)

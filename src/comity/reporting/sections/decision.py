@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from comity.names import SOLO
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average
 from comity.studies.power import Power
@@ -36,7 +36,7 @@ def plain_models(rows: Sequence[MethodSummary]) -> str:
 
 
 def next_step(
-    verdict: OverallVerdict, rows: Sequence[MethodSummary], group: Group, folder: Path
+    verdict: OverallVerdict, rows: Sequence[MethodSummary], group: RunGroup, folder: Path
 ) -> str:
     """Return what a person who decides should do, with the command."""
     best = next(row for row in rows if row.algorithm == verdict.method)
@@ -63,7 +63,7 @@ def next_step(
     return f"Train alone for now, which costs nothing.{more}"
 
 
-def _use(best: MethodSummary, group: Group) -> str:
+def _use(best: MethodSummary, group: RunGroup) -> str:
     """Say how the best method's models are exported, and who should not use them."""
     method = next(method for method in group.methods if method.name == best.algorithm)
     run = method.finished[0].folder
@@ -74,7 +74,7 @@ def _use(best: MethodSummary, group: Group) -> str:
     return f"Export a party's model{part}: {command}.{keep}"
 
 
-def samples_tested(group: Group) -> int:
+def samples_tested(group: RunGroup) -> int:
     """Return the number of samples of all parties that are tested on; under cross-validation, in
     all folds together.
     """
