@@ -684,11 +684,11 @@ POLICIES = [
     Mutant(
         "bytes leave before they are charged",
         "comity/deploy/site_calls.py",
-        """        self._run.charge_sent(call.round, call.function, sent, policy)
+        """        self._run.charge_sent(call.round, call.function, charges, policy)
         self._record_result(call, request, result)
 """,
         """        self._record_result(call, request, result)
-        self._run.charge_sent(call.round, call.function, sent, policy)
+        self._run.charge_sent(call.round, call.function, charges, policy)
 """,
         f"{BUDGET}::test_bytes_are_charged_before_the_reply_leaves",
     ),
@@ -869,8 +869,8 @@ FILES_AND_TRUST = [
     Mutant(
         "a manifest without a checksum is read",
         "comity/runs/checkpoint.py",
-        "if CRC not in values:",
-        "if not values:",
+        "read_json(path, needs_checksum=True)",
+        "read_json(path)",
         f"{DAMAGE}::test_a_manifest_without_its_checksum",
     ),
     Mutant(
