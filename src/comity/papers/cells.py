@@ -18,7 +18,7 @@ from comity.measure.seeds import interval_over_seeds
 from comity.papers import Column, MethodRow
 from comity.papers.best_of import choose_runs, describe_choice
 from comity.papers.reproduce import Run, RunOutcome
-from comity.privacy.account import read_epsilon
+from comity.privacy.account import INFINITE, read_epsilon
 from comity.runs.folder import RunFolder
 from comity.studies.method_summary import steps_of_party
 
@@ -203,7 +203,7 @@ LAST_ROUND = ("mean", "weighted", "global", "party")
 """Measures that papers take in the last round."""
 AGAINST_OTHERS = ("rounds_to_lowest",)
 """Measures that depend on the other rows of the column."""
-NONE = {"epsilon": "infinite", "epsilon_server": "infinite"}
+NONE = {"epsilon": INFINITE, "epsilon_server": INFINITE}
 """The text for a run without such a figure; for other measures it is "never reached"."""
 LESS_IS_BETTER = (
     "std",
