@@ -38,7 +38,7 @@ from comity.studies.board import (
     Board,
     BoardFederation,
     Description,
-    MethodResult,
+    MethodOnFederation,
     describe,
     read_board,
 )
@@ -74,7 +74,7 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
             of_row, steps = cells.get((name, row.name)), cells.get((name + STEPS, row.name))
             if row.name == SOLO or of_row is None or not of_row.figures or steps is None:
                 continue
-            methods[row.name] = _method_result(of_row, steps, solo, description.parties)
+            methods[row.name] = _method_on_federation(of_row, steps, solo, description.parties)
         federations.append(
             BoardFederation(
                 name,
@@ -89,12 +89,12 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
     return Board(reproduction.command, reproduction.code, tuple(federations))
 
 
-def _method_result(cell: Cell, steps: Cell, solo: Cell, parties: int) -> MethodResult:
+def _method_on_federation(cell: Cell, steps: Cell, solo: Cell, parties: int) -> MethodOnFederation:
     """Return what one method gained over SOLO on one federation."""
     gain = _gain(cell, solo, parties)
     low, high = interval_over_seeds(gain.gains) or (None, None)
     mean_steps = round(steps.mean or 0.0, 1)
-    return MethodResult(
+    return MethodOnFederation(
         cell.row.algorithm,
         round(gain.mean, ROUNDED),
         None if low is None else round(low, ROUNDED),

@@ -11,7 +11,7 @@
     - `steps`: the gradient evaluations of a party under SOLO;
     - `seeds`: the seeds that were run;
     - `solo`: SOLO's accuracy in percent, mean over parties and seeds;
-    - `methods`: by the name of the row, the fields of `MethodResult`.
+    - `methods`: by the name of the row, the fields of `MethodOnFederation`.
 
 Runs of the board are short, about 120 gradient evaluations of a party: a gain is the lead at that
 point and not that of converged models. Gains are in percentage points. An interval that is missing
@@ -71,7 +71,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class MethodResult:
+class MethodOnFederation:
     """A method on a federation, compared with SOLO under the same seeds."""
 
     algorithm: str
@@ -96,7 +96,7 @@ class BoardFederation:
     steps: float
     seeds: tuple[int, ...]
     solo: float
-    methods: Mapping[str, MethodResult]
+    methods: Mapping[str, MethodOnFederation]
 
 
 @dataclass(frozen=True)
@@ -168,5 +168,7 @@ def _federation(plain: Mapping[str, Any]) -> BoardFederation:
         steps=plain["steps"],
         seeds=tuple(plain["seeds"]),
         solo=plain["solo"],
-        methods={name: MethodResult(**of_method) for name, of_method in plain["methods"].items()},
+        methods={
+            name: MethodOnFederation(**of_method) for name, of_method in plain["methods"].items()
+        },
     )
