@@ -13,6 +13,7 @@ from harness import one_sentence, succeed
 
 import comity
 from comity.cli import (  # noqa: F401  (each module adds commands)
+    advise,
     audit,
     catalogue,
     check,
