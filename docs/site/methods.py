@@ -9,6 +9,7 @@ from pathlib import Path
 
 from comity import algorithms
 from comity.algorithms import Card
+from comity.text import markdown_table
 
 PAGE = Path(__file__).parents[1] / "reference" / "methods.md"
 PAGES = {"adcol", "fedufo", "dbe", "fed-sps", "relay"}
@@ -63,14 +64,7 @@ def page() -> str:
         (algorithms.card(name) for name in algorithms.names()),
         key=lambda c: (c.wrapper, year(c.title), c.name),
     )
-    lines = [HEAD, tuple("---" for _ in HEAD), *map(row, cards)]
-    return (
-        INTRO
-        + "\n"
-        + "".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
-        )
-    )
+    return f"{INTRO}\n{markdown_table(HEAD, map(row, cards))}\n"
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from comity.cli.options import app, resumable, write_report
 from comity.errors import UsageError
-from comity.names import display_name
-from comity.text import escape_terminal
+from comity.names import SOLO, display_name
+from comity.text import escape_terminal, shell_line
 
 if TYPE_CHECKING:
     from comity.runs.server_run import ServerRun
@@ -117,11 +117,11 @@ def demo(
     check_folder(out)
     if all((out / federation.folder / "comparison.json").is_file() for federation in FEDERATIONS):
         screen.print_sentence(
-            f"The runs in {out} are finished, and are shown again. For new ones: comity demo --out"
-            f" {out}-2"
+            f"The runs in {out} are finished, and are shown again. For new ones:"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
-    again = "comity demo" + (f" --out {out}" if out != Path("demo") else "")
-    again += f" --rounds {rounds}" if rounds else ""
+    folder_words = ["--out", out] if out != Path("demo") else []
+    again = shell_line("comity", "demo", *folder_words, *(["--rounds", rounds] if rounds else []))
     answers = []
     with resumable(again, always=True):
         for number, federation in enumerate(FEDERATIONS, 1):
@@ -141,11 +141,12 @@ def check_folder(out: Path) -> None:
     """Refuse a folder with files that are not the demo's, which its page could replace."""
     if out.is_dir() and any(out.iterdir()) and not (out / FEDERATIONS[0].folder).is_dir():
         raise UsageError(
-            f"{out} has files that are not of a demo: choose another folder, as in comity demo"
-            f" --out {out}-2"
+            f"{out} has files that are not of a demo: choose another folder, as in"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file: choose a folder, as in comity demo --out {out.stem}-2")
+        command = shell_line("comity", "demo", "--out", f"{out.stem}-2")
+        raise UsageError(f"{out} is a file: choose a folder, as in {command}")
 
 
 def compare_methods(
@@ -223,7 +224,6 @@ class FederationProgress:
 
     def __init__(self, federation: DemoFederation, after: str) -> None:
         from comity.cli import screen
-        from comity.studies.compare import SOLO
 
         methods = [display_name(method) for method in (SOLO, *federation.methods)]
         self._runs = [
@@ -346,9 +346,9 @@ def show_screen(
     print_methods(findings.rows)
     about_methods = sum(len(row.caveats) for row in findings.rows)
     count = len(warnings) + about_methods
-    noted = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
-    noted += " (*: about this method)." if about_methods else "."
-    evidence = [findings.overall.whom, findings.overall.sure, noted if count else ""]
+    on_warnings = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
+    on_warnings += " (*: about this method)." if about_methods else "."
+    evidence = [findings.overall.whom, findings.overall.sure, on_warnings if count else ""]
     print_labelled("Evidence", " ".join(filter(None, evidence)))
     print_labelled("Advice", advice.verdict.sentence)
     print_labelled("", advice.command or f"How it was found: {advice.folder / PAGE}", "cyan")
