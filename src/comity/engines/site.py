@@ -22,7 +22,13 @@ from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
 from comity.errors import ComityError
 from comity.metrics.calibration import UNCALIBRATED, Calibration, calibrate
-from comity.metrics.evaluation import Evaluation, evaluate
+from comity.metrics.evaluation import (
+    Evaluation,
+    Predicted,
+    evaluate,
+    predict_by,
+    score_predicted,
+)
 from comity.training.descent import train_outside
 from comity.training.requests import plain
 from comity.training.task import LearningTask
@@ -36,6 +42,7 @@ class Site:
         self.party = party
         self.root = root
         self._device = party.data.train.x.device
+        self._on_cpu = self._device.type == "cpu"
         self.versions = Versions(self._initial_state, self._to_device)
         self._saved: Version = None
 
@@ -73,7 +80,7 @@ class Site:
         """
         self.versions.go_to(message.after)
         contents = {
-            sender: self._receive(open_sealed(sealed, sender, self.party.id, call))
+            sender: self._to_device(open_sealed(sealed, sender, self.party.id, call))
             for sender, sealed in inbox.items()
         }
         usable = {sender: content for sender, content in contents.items() if is_finite(content)}
@@ -81,7 +88,7 @@ class Site:
         key = self.root.fold(
             "party", party.stream, call.round, stream_name(call.function), call.occurrence
         ).bind(inputs)
-        state, content = self.mine, self._receive(self._content(message, call.depth))
+        state, content = self.mine, self._to_device(self._content(message, call.depth))
         start = partial(
             party_function(self.algorithm, call.depth, call.function), state, content, party, key
         )
@@ -117,7 +124,7 @@ class Site:
     def deployed(self, message: Message) -> tuple[LearningTask, Params]:
         """The task and the parameters of the model that the party would deploy now."""
         self.versions.go_to(message.after)
-        state, content = self.mine, self._receive(message.content)
+        state, content = self.mine, self._to_device(message.content)
         start = partial(self.algorithm.deployed_model, state, content, self.party)
         writes = WriteCheck("deployed_model", start, {"its message": content, "its state": state})
         theta = start()
@@ -129,13 +136,17 @@ class Site:
             )
         return self.algorithm.party_for(self.party, self.mine).task, theta
 
-    def evaluate(self, message: Message, final: bool) -> Evaluation:
-        """Evaluate the model that the party would deploy on its own data, calibrated after the last
+    def predict(self, message: Message, final: bool) -> Predicted:
+        """Apply the model that the party would deploy to its own data, calibrated after the last
         round (`final`).
         """
         task, theta = self.deployed(message)
         calibration = self.calibration(task, theta) if final else UNCALIBRATED
-        return evaluate(task, theta, self.party.data, final, self.party.metric, calibration)
+        return predict_by(task, theta, self.party.data, calibration)
+
+    def evaluate(self, message: Message, final: bool) -> Evaluation:
+        """Evaluate the model that the party would deploy on its own data."""
+        return score_predicted([self.predict(message, final)], final, self.party.metric)[0]
 
     def calibration(self, task: LearningTask, theta: Params) -> Calibration:
         """The calibration of a model, fitted on the party's own samples."""
@@ -197,12 +208,9 @@ class Site:
             message.content, **{field: weights | self._to_device(keep(initial, frozenset(weights)))}
         )
 
-    def _receive(self, tree: Any) -> Any:
-        """A received tree on the device of the party's data; on the CPU it is there already."""
-        return tree if self._device.type == "cpu" else self._to_device(tree)
-
     def _to_device(self, tree: Any) -> Any:
-        return on_device(tree, self._device)
+        """A tree on the device of the party's data; on the CPU it is there already."""
+        return tree if self._on_cpu else on_device(tree, self._device)
 
 
 def hides_training_samples(algorithm: AnyAlgorithm) -> bool:

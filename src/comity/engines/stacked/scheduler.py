@@ -12,6 +12,7 @@ from torch import Tensor
 from comity.base.call import CallId, Message, PartyResult
 from comity.base.record import tree_map
 from comity.engines.engine import Inboxes, Sites
+from comity.engines.evaluation import evaluate_one_by_one
 from comity.engines.running_call import RunningCall
 from comity.engines.site import Site
 from comity.engines.stacked.batched_training import train_batched
@@ -53,8 +54,7 @@ class Batched:
         on all engines.
         """
         if final:
-            for i, message in messages.items():
-                yield i, sites[i].evaluate(message, final)
+            yield from evaluate_one_by_one(sites, messages, final)
             return
         ids = list(messages)
         for begin in range(0, len(ids), BLOCK_PARTIES):
