@@ -34,6 +34,8 @@ from comity.studies.own_models import AUTO, plain_models_for
 from comity.studies.parallel import cached_federations, with_one_worker
 
 ADVICE = "advice.json"
+RACE_FOLDER = "race"
+"""The folder of a race beside the runs of a comparison."""
 RACE = "race.json"
 """What a race in a folder is about."""
 FOLDS = 4
