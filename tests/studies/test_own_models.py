@@ -163,6 +163,14 @@ def test_the_page_has_the_gain_over_the_own_model(comparison: Comparison, tmp_pa
     assert "Negative transfer with plain" not in page
 
 
+def test_no_file_of_a_table_comparison_is_reported_as_damaged(
+    comparison: Comparison, tmp_path: Path
+) -> None:
+    """Plain models and own models send nothing, so their ledgers have no rows."""
+    page = comparison.report(tmp_path / "report.html").read_text()
+    assert "is damaged" not in page
+
+
 def test_an_own_model_cannot_be_reopened_for_its_weights(comparison: Comparison) -> None:
     with pytest.raises(UsageError, match="scikit-learn trained"):
         _ = comparison.results["plain-linear"][0].job
