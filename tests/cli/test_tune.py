@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -61,7 +62,7 @@ def test_figures_are_means_over_parties_at_the_chosen_round(tuning: tuple[Path, 
 def test_verdict_has_the_distance_to_the_second_best(tuning: tuple[Path, str]) -> None:
     output = " ".join(tuning[1].split())
     assert "Chosen on validation data: mu=0. The next is mu=30," in output
-    assert "95% interval over 2 seeds, paired" in output
+    assert "95% interval over 2 seeds and the validation samples, paired over seeds" in output
     assert f"comity report {tuning[0]}" in output
 
 
@@ -82,6 +83,44 @@ def test_differences_are_paired_over_seeds() -> None:
     assert "chance" not in sure.verdict
     unsure = Trials([trial(1, 0.5, 0.7, 0.9), trial(2, 0.55, 0.65, 0.87)], "accuracy", (0, 1, 2))
     assert "within chance" in unsure.verdict
+
+
+def test_equal_differences_under_two_seeds_are_no_proof() -> None:
+    """Of 24 validation samples, two more are right under either seed."""
+    variance = 0.25 / 24
+    trials = [
+        replace(trial(mu, *validations), sampling=(variance, variance))
+        for mu, validations in ((1, (0.5, 0.625)), (2, (0.4167, 0.5417)))
+    ]
+    text = Trials(trials, "accuracy", (0, 1)).verdict
+    half = 1.96 * math.sqrt(2 * variance)
+    assert "8.3 points behind on them (95% interval over 2 seeds and the validation" in text
+    assert f"{8.33 - 100 * half:+.1f} to {8.33 + 100 * half:+.1f}" in text
+    assert "within chance" in text
+    other_samples = Trials(trials, "accuracy", (0, 1), same_samples=False).verdict
+    assert f"{8.33 - 100 * half / math.sqrt(2):+.1f} to" in other_samples
+
+
+def test_the_verdict_by_another_metric_names_what_its_interval_lacks() -> None:
+    trials = [trial(1, 0.5, 0.7, 0.9), trial(2, 0.489, 0.69, 0.891)]
+    assert "does not contain the sampling error of the validation samples" in (
+        Trials(trials, "auc", (0, 1, 2)).verdict
+    )
+
+
+def test_sampling_variance_is_that_of_the_validation_samples(tuning: tuple[Path, str]) -> None:
+    folder = tuning[0]
+    for entry in json.loads((folder / "tune.json").read_text())["trials"]:
+        run = folder / entry["name"] / "seed-0"
+        shares = json.loads((run / "split.json").read_text())["parties"]
+        accuracies = figures(run, "validation", entry["rounds"][0])
+        assert len(accuracies) == len(shares) == 3
+        by_hand = 0.0
+        for accuracy, share in zip(accuracies, shares.values(), strict=True):
+            count = len(share["validation"])
+            smoothed = (accuracy * count + 1) / (count + 2)
+            by_hand += smoothed * (1 - smoothed) / count / 9
+        assert entry["sampling"][0] == pytest.approx(by_hand)
 
 
 def test_interval_is_student_t() -> None:

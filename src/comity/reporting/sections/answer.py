@@ -606,11 +606,12 @@ def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
     alone = next((row for row in ranked if row.method.alone and row.accuracy), None)
     if group.metric not in (ACCURACY, EXPLAINED) and alone and best is not alone:
         best_accuracy = statistics.fmean(best.accuracy)
-        solo_accuracy = statistics.fmean(alone.accuracy)
-        if best_accuracy < solo_accuracy - WORTH_SAYING:
+        alone_accuracy = statistics.fmean(alone.accuracy)
+        if best_accuracy < alone_accuracy - WORTH_SAYING:
+            name = alone.method.name if alone.method.of_scikit_learn else "training alone"
             texts.append(
-                f"But its accuracy is {best_accuracy:.1%}, less than {solo_accuracy:.1%} by"
-                " training alone."
+                f"But its accuracy is {best_accuracy:.1%}, less than {alone_accuracy:.1%} by"
+                f" {name}."
             )
     if best.method.alone and rest:
         texts.append("No method that collaborates does better on average than training alone.")
