@@ -35,10 +35,9 @@ from comity.runs.call_settings import (
     settings_in,
 )
 from comity.runs.config import Experiment
-from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.result import Result
-from comity.runs.run import check_same, engine_warnings, reopen, resume_in, start
+from comity.runs.run import can_continue, engine_warnings, reopen, resume_in, start
 from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
@@ -277,9 +276,7 @@ def run(
     temporary, folder = _run_folder(out)
     with show_progress(progress) as progress_for:
         display = progress_for(comparing.title(experiment, False))
-        if resume and RunFolder(folder).has_run:
-            RunFolder(folder).check_begun()
-            check_same(folder, job.experiment, record_messages)
+        if resume and can_continue(folder, job.experiment, record_messages):
             for text in engine_warnings(folder, experiment):
                 warnings.warn(escape_terminal(text), stacklevel=2)
             # trust: the caller itself names the code that the folder names

@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import SMALL, one_sentence, succeed
+from harness import SMALL, one_sentence, process, succeed
 from harness import comity as command
 
 import comity
 from comity.plugins import module_from
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import warning_texts
 
 MODEL = """
 from torch import nn
@@ -97,3 +98,34 @@ def test_a_wrong_option_of_a_model_file_is_named(tmp_path: Path) -> None:
     file = write(tmp_path, "narrow.py", MODEL, "beside_narrow")
     refused = command("run", "fedavg", "--model", f"{file}(widht=4)", "--out", tmp_path / "run")
     assert "'widht'. Did you mean 'width'?" in one_sentence(refused, 2)
+
+
+FAULTY = """
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+@algorithm
+class Faulty(FedAvg):
+    async def train_locally(self, theta, m, party, key):
+        return (await party.fit(plain, theta, key)).{name}
+"""
+
+
+@pytest.mark.parametrize("call", ["run", "compare"])
+def test_a_folder_whose_run_failed_in_its_first_round_can_be_used_again(
+    call: str, tmp_path: Path
+) -> None:
+    file = tmp_path / f"faulty_{call}.py"
+    file.write_text(FAULTY.format(name="wrong"), encoding="utf-8")
+    words = (call, file, *SMALL, "--out", tmp_path / "out")
+    failed = process(*words)
+    assert failed.code == 1, failed.err
+    assert "AttributeError" in failed.err
+    file.write_text(FAULTY.format(name="theta"), encoding="utf-8")
+    again = process(*words)
+    assert again.code == 0, again.err
+    run = tmp_path / "out" if call == "run" else tmp_path / "out" / f"faulty_{call}" / "seed-0"
+    assert warning_texts(RunFolder(run).salvage_summary()) == []
+    assert "has changed" not in again.err
+    if call == "run":
+        assert "already holds a run" in one_sentence(process(*words), 2)

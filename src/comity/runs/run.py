@@ -41,7 +41,8 @@ def start(
     *,
     record_messages: bool = False,
 ) -> Result:
-    """Start a new run in a folder. A folder that holds a run already is refused.
+    """Start a new run in a folder. A folder that holds a run already is refused, unless no round of
+    that run is finished: then it is replaced.
 
     With `record_messages` all messages are recorded; the experiment must then come from
     `recording.one_process`.
@@ -59,6 +60,7 @@ def start(
         ) from why
     with prepared_process(run_folder):
         run_folder.check_free()  # once more, now that no other process can start here
+        run_folder.clear()
         settings = config.write(job.experiment)
         split = job.federation.split.to_json()
         plan = job.absences.text
@@ -145,6 +147,25 @@ def check_same(folder: Path, experiment: Experiment, record_messages: bool = Fal
         )
     if texts := changes(folder, code_of(experiment)):
         raise UsageError(f"{texts[0]} Choose another --out.")
+
+
+def can_continue(folder: Path, experiment: Experiment, record_messages: bool = False) -> bool:
+    """Return whether a folder holds a run to continue, with these settings and code.
+
+    Refuses a run with others, as `check_same` does, unless no round of it is finished: then a new
+    run can replace it.
+    """
+    run = RunFolder(folder)
+    if not run.has_run:
+        return False
+    run.check_begun()
+    try:
+        check_same(folder, experiment, record_messages)
+    except UsageError:
+        if run.has_no_round:
+            return False
+        raise
+    return True
 
 
 def setting_differences(

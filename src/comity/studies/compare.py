@@ -26,7 +26,7 @@ from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
-from comity.runs.run import check_same
+from comity.runs.run import can_continue
 from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
 from comity.runs.summary import no_round_counted
@@ -547,8 +547,7 @@ def _checked_run_folder(
     if method == SOLO and experiment.seed == seeds[0]:
         SameComparison(out, out / COMPARISON).check(experiment, seeds)
     folder = run_folder(out, method, experiment.seed)
-    if RunFolder(folder).has_run:
-        check_same(folder, experiment, record_messages)
+    can_continue(folder, experiment, record_messages)
     return folder
 
 

@@ -36,7 +36,14 @@ from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import Experiment
 from comity.runs.environment import code, cores
 from comity.runs.folder import RunFolder
-from comity.runs.run import check_same, check_same_data, engine_warnings, reopen, resume_in, start
+from comity.runs.run import (
+    can_continue,
+    check_same_data,
+    engine_warnings,
+    reopen,
+    resume_in,
+    start,
+)
 from comity.runs.run_warnings import RunWarning, add_warnings
 from comity.runs.server_run import Progress
 from comity.studies.plan import memory_of
@@ -169,10 +176,8 @@ def run_once(
     prepared experiment, if it has been prepared already.
     """
     job = job or prepare(experiment, federation, model)
-    if not RunFolder(folder).has_run:
+    if not can_continue(folder, job.experiment, record_messages):
         return start(job, folder, progress, track, record_messages=record_messages).summary
-    RunFolder(folder).check_begun()
-    check_same(folder, job.experiment, record_messages)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
         check_same_data(folder, job)

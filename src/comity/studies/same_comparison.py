@@ -56,7 +56,7 @@ class SameComparison:
         ]
         runs.sort(key=lambda run: run.path.name != f"seed-{solo.seed}")
         for run in runs:
-            if run.has_run and run.config.is_file():
+            if run.has_run and not run.has_no_round:
                 return run.read_experiment()
         return None
 
