@@ -44,7 +44,7 @@ from comity.cli.site_runs import (
 )
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.names import OWN_MODELS, display_name
+from comity.names import OWN_MODELS, display_data, display_name
 from comity.runs.config import Experiment, experiment
 
 if TYPE_CHECKING:
@@ -454,7 +454,8 @@ def _with_tuned(
     if methods and seeds is None and "seed" not in settings:
         seed_list = other_seeds(methods)
         numbers = ", ".join(map(str, seed_list))
-        screen.out.print(f"Compared on seed {numbers}, which no tuning used.", soft_wrap=True)
+        word = "seed" if len(seed_list) == 1 else "seeds"
+        screen.out.print(f"Compared on {word} {numbers}, which no tuning used.", soft_wrap=True)
     else:
         seed_list = chosen_seeds(seeds, base.seed)
     unequal = [text for method in methods for text in method.differences(base)]
@@ -539,7 +540,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     rows = findings.rows
     metric = METRICS[resolved.metric]
     length = "equal steps" if findings.equal_steps else f"{resolved.rounds} rounds"
-    title = f"{resolved.data}, {resolved.partition}, {length}"
+    title = f"{display_data(resolved.data, resolved.partition)}, {length}"
     if findings.runs_phrase:
         title += f", {findings.runs_phrase}"
     optional = optional_columns(rows)
