@@ -632,6 +632,12 @@ def _read_settings(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Custom
     custom_model = None if isinstance(settings.get("model", ""), str) else settings["model"]
     if custom_model is not None:
         settings["model"] = MODULES
+    if not isinstance(weights := settings.get("weights", ""), str | Path):
+        raise UsageError(
+            f"weights takes a file, as in weights='encoder.pt', not a {type(weights).__name__}:"
+            " write one with torch.save(module.state_dict(), 'encoder.pt'), or pass trained modules"
+            " as model=(encoder, head)."
+        )
     if not isinstance(settings.get("metric", ""), str):
         settings["metric"] = register_function(settings["metric"])
     return settings, custom_model

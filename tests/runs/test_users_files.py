@@ -90,7 +90,9 @@ def test_a_model_file_takes_options(tmp_path: Path) -> None:
     assert {row.bytes for row in frozen.ledger if row.kind == "up"} == {4 * (4 * 10 + 10)}
     assert f"{file}(width=4,freeze=true)" in (tmp_path / "run" / "config.toml").read_text()
     # The folder is the user's own, and the file is among those that it names.
-    assert comity.open(tmp_path / "run").model("p0") is not None
+    again = comity.open(tmp_path / "run")
+    assert isinstance(again, comity.Result)
+    assert again.model("p0") is not None
     assert (tmp_path / "run" / "trust.json").is_file()
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from harness import succeed
 from method_rows import row
 
-from comity.studies.estimate import Estimate, Verdict
+from comity.reporting import report
+from comity.studies.estimate import CUT, Estimate, Verdict
 from comity.studies.overall_verdict import QUESTIONS, overall_verdict
 from comity.studies.party_verdicts import PartyVerdict
 
@@ -93,6 +98,17 @@ def test_parties_of_several_seeds_are_counted_per_seed() -> None:
     assert verdict.whom.startswith(
         "Of 8 parties of 2 seeds none gains clearly by fedavg, none is clearly hurt."
     )
+
+
+def test_an_interval_that_is_cut_off_is_explained(tmp_path: Path) -> None:
+    """Two seeds with other parties give an interval that is wider than the metric's range."""
+    words = ("compare", "fedavg(lr=0.003)", "--parties", "6", "--rounds", "5", "--seeds", "0,1")
+    out = succeed(*words, "--no-report", "--out", tmp_path).out
+    gain = json.loads((tmp_path / "comparison.json").read_text())["rows"][1]["gain"]
+    assert -1.0 in (gain["low"], -gain["high"])
+    assert CUT in " ".join(out.split())
+    assert CUT in report(tmp_path, quick=True).read_text(encoding="utf-8")
+    assert not Estimate(0.0, -0.9, 0.99).is_cut
 
 
 def test_no_verdict_without_solo() -> None:

@@ -530,6 +530,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     """
     from comity.cli import screen
     from comity.studies.compare import SOLO
+    from comity.studies.estimate import CUT
     from comity.studies.method_summary import (
         EPSILON,
         SERVER_STEPS,
@@ -554,6 +555,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     by_metric = "" if metric is ACCURACY else f" by {metric.title}"
     legend = [
         *_explain_gains(findings.baseline, correction),
+        *([CUT] if any(row.gain and row.gain.is_cut for row in rows) else []),
         f"worst: the worst party{by_metric}.",
         "steps: gradient evaluations of a party in the run, mean over parties.",
         "sent: all bytes sent in a run, without evaluation.",

@@ -247,10 +247,29 @@ def _network_of_modules(what: str, pair: object, shape: tuple[int, ...], classes
     try:
         output = network.shape_after("head")
     except Exception as why:
-        raise UsageError(f"{what} does not fit samples of shape {shape}: {why}") from why
+        reason = _unequal_widths(network) or str(why)
+        raise UsageError(f"{what} does not fit samples of shape {shape}: {reason}") from why
     if output != (classes,):
         raise UsageError(_wrong_width(what, output, classes))
     return network
+
+
+def _unequal_widths(network: Modules) -> str:
+    """Return a sentence if the head's first layer takes another number of values than the encoder
+    gives, otherwise an empty text.
+    """
+    try:
+        given = network.shape_after("encoder")
+    except Exception:  # the encoder itself does not fit the samples
+        return ""
+    layers = (module for module in network.head.modules() if [*module.parameters(recurse=False)])
+    first = next(layers, None)
+    if not isinstance(first, nn.Linear) or len(given) != 1 or given[0] == first.in_features:
+        return ""
+    return (
+        f"the head takes {first.in_features} values, but the encoder gives {given[0]}: make them"
+        " equal."
+    )
 
 
 def _check_untied(what: str, encoder: nn.Module, head: nn.Module) -> None:

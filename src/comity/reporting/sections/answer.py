@@ -48,7 +48,7 @@ from comity.spec import parse, split
 from comity.studies.against import HEADS, AgainstEach
 from comity.studies.compare import folder_name
 from comity.studies.compare_warnings import compare_steps
-from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Estimate
+from comity.studies.estimate import CUT, OVER_OWN_MODEL, OVER_SOLO, Estimate
 from comity.studies.method_summary import (
     MethodSummary,
     columns,
@@ -126,6 +126,8 @@ def methods(group: Group, folder: Path, target: float | None = None) -> Section:
         section.say(" ".join(sentences(group, finished)))
     section.blocks.append(_ranking(ranked, group, resolved_target))
     section.say(_explain_columns(group, resolved_target, target is not None))
+    if any(row.gain and row.gain.is_cut for row in ranked):
+        section.say(CUT)
     for text in _warnings(group, ranked, comparison):
         section.say(text, "warning")
     if against := comparison.against:
