@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import succeed
+from harness import OWN, succeed
 from method_rows import row
 
 from comity.reporting import report
@@ -19,6 +19,11 @@ def answer(party: str, verdict: Verdict) -> PartyVerdict:
     return PartyVerdict(party, verdict, "", None, {})
 
 
+HALFWAY = """\
+async def train_locally(self, theta, m, party, key):
+        trained = (await party.fit(plain, theta, key)).theta
+        return {name: (w + trained[name]) / 2 for name, w in theta.items()}
+"""
 CLEAR, WORSE, OPEN = (
     Estimate(0.05, 0.02, 0.08),
     Estimate(-0.05, -0.08, -0.02),
@@ -102,12 +107,14 @@ def test_parties_of_several_seeds_are_counted_per_seed() -> None:
 
 def test_an_interval_that_is_cut_off_is_explained(tmp_path: Path) -> None:
     """Two seeds with other parties give an interval that is wider than the metric's range."""
-    words = ("compare", "fedavg(lr=0.003)", "--parties", "6", "--rounds", "5", "--seeds", "0,1")
-    out = succeed(*words, "--no-report", "--out", tmp_path).out
-    gain = json.loads((tmp_path / "comparison.json").read_text())["rows"][1]["gain"]
+    (tmp_path / "damped.py").write_text(OWN.format(HALFWAY), encoding="utf-8")
+    folder = tmp_path / "runs"
+    settings = ("--parties", "6", "--rounds", "5", "--seeds", "0,1", "--no-report")
+    out = succeed("compare", "fedavg", tmp_path / "damped.py", *settings, "--out", folder).out
+    gain = json.loads((folder / "comparison.json").read_text())["rows"][2]["gain"]
     assert -1.0 in (gain["low"], -gain["high"])
     assert CUT in " ".join(out.split())
-    assert CUT in report(tmp_path, quick=True).read_text(encoding="utf-8")
+    assert CUT in report(folder, quick=True).read_text(encoding="utf-8")
     assert not Estimate(0.0, -0.9, 0.99).is_cut
 
 
