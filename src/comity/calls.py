@@ -45,7 +45,6 @@ from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.advise import advise as advising
 from comity.studies.advise.advise import Advice
-from comity.studies.advise.race import Rule
 from comity.studies.cross_validation import fold_seeds
 from comity.studies.finished import Comparison, Tuning, open_comparison
 from comity.studies.method_settings import take_solo
@@ -463,6 +462,7 @@ def advise(
     max_bytes: float | None = None,
     budget_time: float | None = None,
     max_hurt: int | None = None,
+    plain: str = "auto",
     prior: Literal["none", "board"] = "none",
     out: str | Path | None = None,
     progress: bool | ProgressFactory | None = None,
@@ -471,7 +471,7 @@ def advise(
 ) -> Advice:
     """Find the method to use on a federation, or that the parties should stay alone.
 
-    Methods race on out-of-fold samples: all run half of their rounds, and the best go on.
+    All methods are tried on one fold of the samples, and the best is tested on the others.
 
     Args:
         federation: the parties and their data; default: built from `data`, `partition` and
@@ -480,9 +480,10 @@ def advise(
         folds: folds of each party's samples
         margin: differences below it do not matter, in points
         max_bytes: the most bytes that the final run may send
-        budget_time: how many seconds the race may take
+        budget_time: how many seconds the race may take: those of its runs, divided by `jobs`
         max_hurt: the most parties that may clearly be hurt
-        prior: "board" lets standings on similar federations help to choose who goes on
+        plain: plain models that each party also trains alone, as in `comity.compare`
+        prior: "board" lets gains on similar federations help to choose who goes on
         out: folder of the race; the same call continues an interrupted race there. Default: a
             temporary folder
         progress: as in `comity.compare`
@@ -508,29 +509,32 @@ def advise(
         raise UsageError("advise tests by cross-validation: leave out test, and give folds.")
     if not isinstance(folds, int) or isinstance(folds, bool) or folds < 2:
         raise UsageError(f"folds is a whole number from 2 on, not {folds!r}.")
-    if not 0 < margin < 100:
-        raise UsageError(f"margin is a number of points between 0 and 100, not {margin!r}.")
     names = None if methods is None else _check_methods(methods)
     algorithms = [name for name in names or () if name != "all"] or ["fedavg"]
     base, custom_model = _experiment(advise, algorithms, federation, **settings)
     base = base.but(test=f"folds({folds})")
     temporary, folder = _run_folder(out)
-    with show_progress(progress, 1, job_count) as progress_for:
+    options = {name: value for name, value in settings.items() if name not in SETTING_NAMES}
+    given = {name: value for name, value in settings.items() if name in SETTING_NAMES}
+    given["set"] = {**(settings.get("set") or {}), **options}
+    with show_progress(progress, None, job_count) as progress_for:
         advice = advising.advise(
             base,
             folder,
             progress_for,
             _warn,
-            names,
-            federation,
-            custom_model,
-            job_count,
-            replace(Rule(), margin=margin / 100),
-            advising.find_prior(prior),
-            max_bytes,
-            budget_time,
-            max_hurt,
-            dict(settings),
+            methods=names,
+            federation=federation,
+            model=custom_model,
+            jobs=job_count,
+            margin=margin,
+            plain=plain,
+            prior=advising.find_prior(prior),
+            max_bytes=max_bytes,
+            budget_time=budget_time,
+            max_hurt=max_hurt,
+            settings=given,
+            in_python=True,
         )
     del temporary  # a temporary folder must exist until here
     return advice

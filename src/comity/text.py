@@ -53,13 +53,18 @@ class RunNumbers:
         >>> numbered = RunNumbers(12)
         >>> numbered("solo"), numbered("fedavg"), numbered("solo")
         (' 1/12 solo', ' 2/12 fedavg', ' 1/12 solo')
+        >>> RunNumbers(None)("solo")
+        '1 solo'
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
+        """`total` is the number of runs, or None if it is not known beforehand."""
         self._total = total
         self._numbers: dict[str, int] = {}
 
     def __call__(self, title: str) -> str:
         """Return the title with its number. The same title always has the same number."""
         number = self._numbers.setdefault(title, len(self._numbers) + 1)
+        if self._total is None:
+            return f"{number} {title}"
         return f"{number:>{len(str(self._total))}}/{self._total} {title}"

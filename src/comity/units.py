@@ -23,6 +23,17 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
+def points(fraction: float) -> str:
+    """Return a difference of fractions in percentage points, as in `1 point` or `2.5 points`.
+
+    Examples:
+        >>> points(0.01), points(0.025)
+        ('1 point', '2.5 points')
+    """
+    count = f"{100 * fraction:.3g}"
+    return f"{count} point" if count == "1" else f"{count} points"
+
+
 def deviation(values: Sequence[float]) -> float:
     """Return the sample standard deviation of values, as over seeds; 0 of a single value.
 

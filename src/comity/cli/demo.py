@@ -27,6 +27,7 @@ from comity.text import escape_terminal
 
 if TYPE_CHECKING:
     from comity.runs.server_run import ServerRun
+    from comity.studies.advise.advise import Advice
     from comity.studies.compare import Findings
     from comity.studies.estimate import Estimate
     from comity.studies.method_summary import MethodSummary
@@ -43,7 +44,11 @@ class DemoFederation:
     methods: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     folds: int = 1
-    """The number of folds of cross-validation."""
+    """The number of folds of cross-validation in the comparison."""
+    candidates: tuple[str, ...] = ()
+    """The methods that the advice chooses from."""
+    advice_folds: int = 4
+    """The number of folds of the advice."""
 
     @property
     def seeds(self) -> list[int]:
@@ -62,6 +67,7 @@ FEDERATIONS = (
         ("fedavg", "fedavg+dbe", "adcol", "fedufo", "fed-sps", "relay"),
         {"data": "heart", "metric": "auc"},
         folds=5,
+        candidates=("fedavg", "fedavg+dbe"),
     ),
     DemoFederation(
         "2-few-labels",
@@ -70,6 +76,7 @@ FEDERATIONS = (
         " digits better together than alone?",
         ("fedavg", "fedavg+dbe", "adcol", "fedufo", "fed-sps(peers=4)", "relay"),
         {"partition": "dirichlet(alpha=1,min=35)|keep(samples=25)", "parties": 20, "rounds": 30},
+        candidates=("fedavg", "fedavg+dbe", "relay"),
     ),
     DemoFederation(
         "3-sensors",
@@ -87,6 +94,8 @@ FEDERATIONS = (
             "epochs": 2,
             "rounds": 30,
         },
+        candidates=("fedavg", "fedbn"),
+        advice_folds=3,
     ),
 )
 
@@ -123,7 +132,8 @@ def demo(
             screen.out.print(heading, style="bold")
             progress = FederationProgress(federation, upcoming)
             findings, warnings = compare_methods(federation, out, rounds, progress)
-            show_screen(federation, findings, warnings, out)
+            advice = find_advice(federation, out, rounds)
+            show_screen(federation, findings, warnings, advice)
             screen.out.print()
             answers.append((federation, findings))
     show_end(answers, out)
@@ -153,9 +163,7 @@ def compare_methods(
     from comity.runs.config import experiment
     from comity.studies.compare import compare
 
-    settings = dict(federation.settings)
-    if rounds is not None:
-        settings["rounds"] = rounds
+    settings = settings_of(federation, rounds)
     if federation.folds > 1:
         settings["test"] = f"folds({federation.folds})"
     warnings: list[str] = []
@@ -171,6 +179,36 @@ def compare_methods(
     finally:
         progress.close()
     return findings, warnings
+
+
+def settings_of(federation: DemoFederation, rounds: int | None) -> dict[str, Any]:
+    """Return the settings of a federation, with the rounds that the user chose."""
+    return federation.settings | ({} if rounds is None else {"rounds": rounds})
+
+
+def find_advice(federation: DemoFederation, out: Path, rounds: int | None) -> Advice:
+    """Return the advice for a federation, as `comity advise` gives it, two runs at once."""
+    from comity.cli import screen
+    from comity.reporting.advice_page import write_advice_page
+    from comity.runs.config import experiment
+    from comity.runs.server_run import Quiet
+    from comity.studies.advise.advise import RACE_FOLDER, advise
+    from comity.studies.parallel import parse_jobs
+
+    screen.err.print(f"Testing on {federation.advice_folds} folds which method to advise ...")
+    settings = settings_of(federation, rounds)
+    test = f"folds({federation.advice_folds})"
+    advice = advise(
+        experiment(settings | {"test": test, "engine": "auto"}),
+        out / federation.folder / RACE_FOLDER,
+        lambda title: Quiet(),
+        lambda text: None,
+        methods=federation.candidates,
+        jobs=parse_jobs("auto"),
+        settings=settings,
+    )
+    write_advice_page(advice)
+    return advice
 
 
 # --- Progress ---------------------------------------------------------------------------------
@@ -297,9 +335,11 @@ def print_labelled(label: str, text: str, style: str = "") -> None:
 
 
 def show_screen(
-    federation: DemoFederation, findings: Findings, warnings: Sequence[str], out: Path
+    federation: DemoFederation, findings: Findings, warnings: Sequence[str], advice: Advice
 ) -> None:
     """Print a federation's question, the answer, the evidence and the advice."""
+    from comity.reporting.advice_page import PAGE
+
     print_labelled("Question", federation.question)
     if findings.overall is None:
         print_labelled("Answer", "No method could be compared with training alone.", "yellow")
@@ -312,29 +352,8 @@ def show_screen(
     noted += " (*: about this method)." if about_methods else "."
     evidence = [findings.overall.whom, findings.overall.sure, noted if count else ""]
     print_labelled("Evidence", " ".join(filter(None, evidence)))
-    for k, sentence in enumerate(advice(federation, findings, out)):
-        print_labelled("" if k else "Advice", sentence, "cyan" if k else "")
-
-
-def advice(federation: DemoFederation, findings: Findings, out: Path) -> list[str]:
-    """Return what to do next, a sentence each; the last one has a command.
-
-    This is the one place where the demo gives advice: the verdict's words on the cost, and one
-    command, which depends on whether there is a clear gain.
-    """
-    overall, gain = findings.overall, _best_gain(findings)
-    if overall is None or gain is None:
-        return []
-    folder = out / federation.folder
-    if gain.helped:
-        from comity.studies.compare import run_folder
-
-        run = run_folder(folder, overall.method, findings.seeds[0])
-        party = findings.answers[0].party
-        last = f"Take a model into use: comity export '{run}' --party {party}"
-    else:
-        last = f"See each party's own answer: comity report {folder}"
-    return [text for text in (overall.cost, last) if text]
+    print_labelled("Advice", advice.verdict.sentence)
+    print_labelled("", advice.command or f"How it was found: {advice.folder / PAGE}", "cyan")
 
 
 def _best_gain(findings: Findings) -> Estimate | None:
@@ -383,3 +402,4 @@ def show_end(answers: Sequence[tuple[DemoFederation, Findings]], out: Path) -> N
     write_report(out)
     print_labelled("Next", "Your own data: comity data import FOLDER --out mine")
     print_labelled("", "then: comity compare fedavg fedavg+dbe --data mine", "cyan")
+    print_labelled("", "or: comity advise --data mine", "cyan")

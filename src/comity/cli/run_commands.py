@@ -494,8 +494,8 @@ def chosen_methods(
             )
         return typed_methods
     runnable, reasons = runnable_methods(all_with, federation_of(all_with))
-    for reason in reasons:
-        print_warning(reason)
+    for method, reason in reasons.items():
+        print_warning(f"{method} is left out: {reason}")
     return [*runnable, *(typed_methods or ())]
 
 

@@ -37,7 +37,7 @@ from comity.studies.board import (
     Board,
     BoardFederation,
     Description,
-    Standing,
+    MethodOnFederation,
     describe,
     read_board,
 )
@@ -73,7 +73,7 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
             of_row, steps = cells.get((name, row.name)), cells.get((name + STEPS, row.name))
             if row.name == SOLO or of_row is None or not of_row.figures or steps is None:
                 continue
-            methods[row.name] = _standing(of_row, steps, solo, description.parties)
+            methods[row.name] = _method_on_federation(of_row, steps, solo, description.parties)
         federations.append(
             BoardFederation(
                 name,
@@ -88,7 +88,7 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
     return Board(reproduction.command, reproduction.code, tuple(federations))
 
 
-def _standing(cell: Cell, steps: Cell, solo: Cell, parties: int) -> Standing:
+def _method_on_federation(cell: Cell, steps: Cell, solo: Cell, parties: int) -> MethodOnFederation:
     """Return what one method gained over SOLO on one federation."""
     gain = _gain(cell, solo, parties)
     low: float | None = None
@@ -96,7 +96,7 @@ def _standing(cell: Cell, steps: Cell, solo: Cell, parties: int) -> Standing:
     if len(gain.gains) >= LEAST_SEEDS:
         low, high = (round(end, ROUNDED) for end in interval_over_seeds(gain.gains))
     mean_steps = round(steps.mean or 0.0, 1)
-    return Standing(
+    return MethodOnFederation(
         cell.row.algorithm, round(gain.mean, ROUNDED), low, high, mean_steps, round(gain.bytes)
     )
 

@@ -18,12 +18,20 @@ from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import TRACES, RunFolder
 from comity.safe_files import check_no_links
 from comity.spec import parse
+from comity.studies.advise.advise import RACE_FOLDER
 from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline
 from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
-SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard", "wandb"}
+SKIPPED_FOLDERS = {
+    "leave-one-out",
+    "exported",
+    "checkpoints",
+    "tensorboard",
+    "wandb",
+    RACE_FOLDER,
+}
 """Folders whose runs, if any, are not methods of the report."""
 
 

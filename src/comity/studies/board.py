@@ -11,7 +11,7 @@
     - `steps`: the gradient evaluations of a party under SOLO;
     - `seeds`: the seeds that were run;
     - `solo`: SOLO's accuracy in percent, mean over parties and seeds;
-    - `methods`: by the name of the row, the fields of `Standing`.
+    - `methods`: by the name of the row, the fields of `MethodOnFederation`.
 
 Runs of the board are short, about 120 gradient evaluations of a party: a gain is the lead at that
 point and not that of converged models. Gains are in percentage points. An interval that is missing
@@ -70,7 +70,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodOnFederation:
     """A method on a federation, compared with SOLO under the same seeds."""
 
     algorithm: str
@@ -95,7 +95,7 @@ class BoardFederation:
     steps: float
     seeds: tuple[int, ...]
     solo: float
-    methods: Mapping[str, Standing]
+    methods: Mapping[str, MethodOnFederation]
 
 
 @dataclass(frozen=True)
@@ -174,5 +174,7 @@ def _federation(plain: Mapping[str, Any]) -> BoardFederation:
         steps=plain["steps"],
         seeds=tuple(plain["seeds"]),
         solo=plain["solo"],
-        methods={name: Standing(**of_method) for name, of_method in plain["methods"].items()},
+        methods={
+            name: MethodOnFederation(**of_method) for name, of_method in plain["methods"].items()
+        },
     )

@@ -283,18 +283,19 @@ def _run_own_models(
 
 def runnable_methods(
     base: Experiment, federation: Federation, model: CustomModel | None = None
-) -> tuple[list[str], list[str]]:
-    """Return all methods that can run with these settings, and a sentence for each that cannot.
+) -> tuple[list[str], dict[str, str]]:
+    """Return all methods that can run with these settings, and the reason of each that cannot.
 
     Wrappers are wrapped around FedAvg.
     """
-    runnable, reasons = [], []
+    runnable: list[str] = []
+    reasons: dict[str, str] = {}
     for name in names():
         method = f"fedavg+{name}" if issubclass(find(name), Wrapper) else name
         try:
             prepare(experiment_of(base, method, base.seed), federation, model)
         except UsageError as reason:
-            reasons.append(f"{method} is left out: {reason}")
+            reasons[method] = str(reason)
         else:
             runnable.append(method)
     return runnable, reasons
