@@ -23,6 +23,7 @@ from comity.data.profiles import Profile, Protection, profile_data
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
+from comity.names import SOLO
 from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.progress import ProgressFactory, show_progress
 from comity.runs.auto_model import resolve_auto_model
@@ -45,7 +46,7 @@ from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.advise import advise as advising
 from comity.studies.advise.advise import Advice
-from comity.studies.cross_validation import fold_seeds
+from comity.studies.cross_validation import default_folds, fold_seeds
 from comity.studies.finished import Comparison, Tuning, open_comparison
 from comity.studies.method_settings import take_solo
 from comity.studies.parallel import parse_jobs
@@ -301,7 +302,7 @@ def compare(
     record_messages: bool = False,
     equal_steps: bool = False,
     reference: str | None = None,
-    folds: int = 1,
+    folds: int | None = None,
     repeats: int = 1,
     plain: str = "auto",
     **settings: Unpack[Settings],
@@ -330,7 +331,9 @@ def compare(
             evaluations as in plain local training for `rounds` rounds
         reference: the method that is compared with each of the others, in `comparison.against`
         folds: number of folds of cross-validation, in place of `seeds` and `test`: each method runs
-            once per fold, and every sample of a party is tested on once; 1 for none
+            once per fold, and every sample of a party is tested on once; 1 for none. Default: as on
+            the command line, 5 for small tables if neither `seeds`, `test` nor a federation is
+            given, otherwise 1
         repeats: number of repeats of cross-validation, with other folds and starts
         plain: plain models that each party also trains alone, with scikit-learn: "linear",
             "boosting", "linear,boosting" or "none"; "auto": both on tables. Gains are then over the
@@ -358,10 +361,17 @@ def compare(
     job_count = parse_jobs(jobs)
     methods = _check_methods(algorithms)
     base, custom_model = _experiment(compare, methods, federation, **settings)
-    base, seed_list = _cross_validated(base, _check_seeds(seeds, base), seeds, folds, repeats)
+    base, seed_list = _cross_validated(
+        base,
+        _check_seeds(seeds, base),
+        folds,
+        repeats,
+        seeds_given=seeds is not None,
+        test_given=federation is not None or settings.get("test") is not None,
+    )
     temporary, folder = _run_folder(out)
     trackers = _trackers(track, temporary, folder)
-    run_count = len(take_solo(methods, comparing.SOLO)[0]) * len(seed_list)
+    run_count = len(take_solo(methods, SOLO)[0]) * len(seed_list)
     with show_progress(progress, run_count, job_count) as progress_for:
         comparing.compare(
             base,
@@ -370,14 +380,14 @@ def compare(
             folder,
             progress_for,
             _warn,
-            trackers,
-            federation,
-            custom_model,
-            job_count,
-            record_messages,
-            equal_steps,
-            reference,
-            plain,
+            track=trackers,
+            federation=federation,
+            model=custom_model,
+            jobs=job_count,
+            record_messages=record_messages,
+            equal_steps=equal_steps,
+            reference=reference,
+            plain=plain,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)
@@ -655,18 +665,27 @@ def _warn(text: str) -> None:
 def _cross_validated(
     base: Experiment,
     seed_list: Sequence[int],
-    seeds: Sequence[int] | None,
-    folds: int,
+    folds: int | None,
     repeats: int,
+    *,
+    seeds_given: bool,
+    test_given: bool,
 ) -> tuple[Experiment, Sequence[int]]:
-    """Return the experiment and the seeds of cross-validation, if there are several folds."""
+    """Return the experiment and the seeds of a comparison, by cross-validation if there are several
+    folds or, where nothing else was chosen, if the data are small tables.
+    """
+    if folds is None and not seeds_given and not test_given:
+        folds, reason = default_folds(federation_of(base))
+        if reason:
+            _warn(f"{reason} folds=1 makes it one.")
+    folds = 1 if folds is None else folds
     if folds == 1 and repeats == 1:
         return base, seed_list
     if not isinstance(folds, int) or folds < 2 or not isinstance(repeats, int) or repeats < 1:
         raise UsageError(
             "folds is a whole number from 2 on, and repeats one from 1 on: folds=5, repeats=2."
         )
-    if seeds is not None:
+    if seeds_given:
         raise UsageError("Give either seeds, or folds and repeats of cross-validation.")
     return base.but(test=f"folds({folds})"), fold_seeds(folds, repeats, base.seed)
 

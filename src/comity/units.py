@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
+
+SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of a text such as `10 GB` or `1.5mb`; None if it is not a size with a unit.
+
+    Examples:
+        >>> parse_size("10 GB"), parse_size("1.5mb"), parse_size("10")
+        (10000000000, 1500000, None)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", text.strip().upper())
+    return int(float(match[1]) * SCALES[match[2]]) if match else None
 
 
 def size(count: float) -> str:

@@ -11,8 +11,9 @@ import pytest
 from harness import comity, complaint, frames, one_sentence, succeed
 
 from comity.cli import demo, screen
+from comity.names import SOLO
 from comity.runs.config import experiment
-from comity.studies.compare import SOLO, experiment_of
+from comity.studies.compare import experiment_of
 
 SETTINGS = {"parties": 4, "rounds": 2, "model": "linear", "partition": "iid", "engine": "loop"}
 TINY = (

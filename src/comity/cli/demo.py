@@ -1,10 +1,8 @@
 """The command `comity demo`: three federations are asked whether collaborating helps them.
 
-The settings were chosen to resemble real federations, before anybody looked at who wins. Networks,
-rounds and step sizes are the same for all methods of a federation, and other constants are those of
-the papers. To fit two minutes, rounds were cut afterwards (40 to 30 in the second federation), and
-the two methods with the most computation were left out of the third (`examples/five.sh` has them,
-with three seeds). With twenty sites Fed-SPS asks four peers a round instead of all.
+Networks, rounds and step sizes are the same for all methods of a federation. Other constants are
+those of the papers, except that Fed-SPS asks four peers a round among twenty sites. The third
+federation leaves out FedUFO and Fed-SPS to save time; `examples/five.sh` runs them, too.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from rich.text import Text
 
 from comity.cli.options import app, resumable, write_report
 from comity.errors import UsageError
-from comity.names import display_name
-from comity.text import escape_terminal
+from comity.names import SOLO, display_name
+from comity.text import escape_terminal, shell_line
 
 if TYPE_CHECKING:
     from comity.runs.server_run import ServerRun
@@ -119,11 +117,11 @@ def demo(
     check_folder(out)
     if all((out / federation.folder / "comparison.json").is_file() for federation in FEDERATIONS):
         screen.print_sentence(
-            f"The runs in {out} are finished, and are shown again. For new ones: comity demo --out"
-            f" {out}-2"
+            f"The runs in {out} are finished, and are shown again. For new ones:"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
-    again = "comity demo" + (f" --out {out}" if out != Path("demo") else "")
-    again += f" --rounds {rounds}" if rounds else ""
+    folder_words = ["--out", out] if out != Path("demo") else []
+    again = shell_line("comity", "demo", *folder_words, *(["--rounds", rounds] if rounds else []))
     answers = []
     with resumable(again, always=True):
         for number, federation in enumerate(FEDERATIONS, 1):
@@ -143,11 +141,12 @@ def check_folder(out: Path) -> None:
     """Refuse a folder with files that are not the demo's, which its page could replace."""
     if out.is_dir() and any(out.iterdir()) and not (out / FEDERATIONS[0].folder).is_dir():
         raise UsageError(
-            f"{out} has files that are not of a demo: choose another folder, as in comity demo"
-            f" --out {out}-2"
+            f"{out} has files that are not of a demo: choose another folder, as in"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file: choose a folder, as in comity demo --out {out.stem}-2")
+        command = shell_line("comity", "demo", "--out", f"{out.stem}-2")
+        raise UsageError(f"{out} is a file: choose a folder, as in {command}")
 
 
 def compare_methods(
@@ -225,7 +224,6 @@ class FederationProgress:
 
     def __init__(self, federation: DemoFederation, after: str) -> None:
         from comity.cli import screen
-        from comity.studies.compare import SOLO
 
         methods = [display_name(method) for method in (SOLO, *federation.methods)]
         self._runs = [
@@ -348,9 +346,9 @@ def show_screen(
     print_methods(findings.rows)
     about_methods = sum(len(row.caveats) for row in findings.rows)
     count = len(warnings) + about_methods
-    noted = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
-    noted += " (*: about this method)." if about_methods else "."
-    evidence = [findings.overall.whom, findings.overall.sure, noted if count else ""]
+    on_warnings = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
+    on_warnings += " (*: about this method)." if about_methods else "."
+    evidence = [findings.overall.whom, findings.overall.sure, on_warnings if count else ""]
     print_labelled("Evidence", " ".join(filter(None, evidence)))
     print_labelled("Advice", advice.verdict.sentence)
     print_labelled("", advice.command or f"How it was found: {advice.folder / PAGE}", "cyan")

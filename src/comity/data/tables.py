@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.base.samples import Ints
-from comity.data.formats import Table, read_csv, read_parquet, read_xlsx
+from comity.data.formats import RawTable, read_csv, read_parquet, read_xlsx
 from comity.data.inspection import missing_by_column
 from comity.data.party_files import TABLES, common_kind, file_ending, find_party_files
 from comity.data.patients import number_patients
@@ -103,7 +103,7 @@ def common_schema(
     return CommonSchema(schema, described_word_warnings(descriptions))
 
 
-def _headers(tables: Mapping[str, Table]) -> set[str]:
+def _headers(tables: Mapping[str, RawTable]) -> set[str]:
     """All names of columns in tables, with and without the units in brackets."""
     headers = {name for table in tables.values() for name in table.names}
     return headers | {split_header(name)[0] for name in headers}
@@ -118,7 +118,7 @@ def _check_known_parties(options: ColumnOptions, parties: Iterable[str]) -> None
 
 
 def _describe_tables(
-    tables: Mapping[str, Table], options: ColumnOptions, errors: ErrorCollector
+    tables: Mapping[str, RawTable], options: ColumnOptions, errors: ErrorCollector
 ) -> dict[str, Schema]:
     """The descriptions of all tables that can be described."""
     descriptions = {}
@@ -168,7 +168,7 @@ def _inherit_options(
 READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
 
 
-def read_tables(paths: Mapping[str, Path], errors: ErrorCollector) -> dict[str, Table]:
+def read_tables(paths: Mapping[str, Path], errors: ErrorCollector) -> dict[str, RawTable]:
     """Read the parties' tables; those that cannot be read are left out."""
     tables = {}
     for name, path in paths.items():
@@ -177,19 +177,19 @@ def read_tables(paths: Mapping[str, Path], errors: ErrorCollector) -> dict[str, 
     return tables
 
 
-def _read_csv(path: Path) -> Table:
+def _read_csv(path: Path) -> RawTable:
     return read_csv(path, delimiter=None)
 
 
 class LabelledTables(NamedTuple):
     """Tables without unlabelled rows, and warnings about the rows that were left out."""
 
-    tables: dict[str, Table]
+    tables: dict[str, RawTable]
     warnings: list[str]
 
 
 def drop_unlabelled(
-    tables: Mapping[str, Table], label_schema: Schema, errors: ErrorCollector
+    tables: Mapping[str, RawTable], label_schema: Schema, errors: ErrorCollector
 ) -> LabelledTables:
     """Leave out rows without a label; `label_schema` gives its name and missing values."""
     labelled = {}
@@ -210,25 +210,25 @@ def drop_unlabelled(
     )
 
 
-def _drop_unlabelled_rows(table: Table, label_schema: Schema) -> Table:
+def _drop_unlabelled_rows(table: RawTable, label_schema: Schema) -> RawTable:
     name = find_label(table, label_schema)
     if name is None:  # the error is raised where the label is needed
         return table
     has_label = np.array([text != "" for text in label_texts(table[name], label_schema)])
     if not has_label.any():
         raise UsageError(f"{table.path} has no label in any row of {name!r}.")
-    return Table(table.path, table.names, [column[has_label] for column in table.columns])
+    return RawTable(table.path, table.names, [column[has_label] for column in table.columns])
 
 
 class PatientTables(NamedTuple):
     """Tables without the column that identifies patients, and the numbers of each row's patient."""
 
-    tables: dict[str, Table]
+    tables: dict[str, RawTable]
     patients: dict[str, Ints]
 
 
 def take_patients(
-    tables: Mapping[str, Table], column: str, codes: Schema, errors: ErrorCollector
+    tables: Mapping[str, RawTable], column: str, codes: Schema, errors: ErrorCollector
 ) -> PatientTables:
     """Take the column that identifies patients out of all tables.
 
@@ -239,7 +239,7 @@ def take_patients(
         errors: where errors are collected: a table does not have the column, or a row names no
             patient. Such a table is left out.
     """
-    others: dict[str, Table] = {}
+    others: dict[str, RawTable] = {}
     patients: dict[str, Ints] = {}
     for party, table in tables.items():
         with errors.collect():
@@ -247,7 +247,7 @@ def take_patients(
     return PatientTables(others, patients)
 
 
-def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Ints]:
+def _take_patients(table: RawTable, column: str, codes: Schema) -> tuple[RawTable, Ints]:
     """Take the column that identifies patients out of one table."""
     columns = dict(zip(table.names, table.columns, strict=True))
     try:
@@ -266,7 +266,7 @@ def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Int
             " identifier of its patient."
         )
     other_places = [place for place, other in enumerate(table.names) if other != name]
-    others = Table(
+    others = RawTable(
         table.path,
         [table.names[k] for k in other_places],
         [table.columns[k] for k in other_places],
@@ -275,7 +275,7 @@ def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Int
 
 
 def infer_schema(
-    tables: Mapping[str, Table], options: ColumnOptions, errors: ErrorCollector
+    tables: Mapping[str, RawTable], options: ColumnOptions, errors: ErrorCollector
 ) -> Schema:
     """Infer a schema: each table is described by itself, then the descriptions are merged.
 
@@ -307,7 +307,7 @@ class EncodedTables(NamedTuple):
 
 def encode_tables(
     schema: Schema,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, RawTable],
     strict: bool,
     errors: ErrorCollector,
     checks: bool = True,
@@ -345,7 +345,7 @@ def encode_tables(
     return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)])
 
 
-def _encode_rows(schema: Schema, table: Table, strict: bool) -> NDArray[np.float32]:
+def _encode_rows(schema: Schema, table: RawTable, strict: bool) -> NDArray[np.float32]:
     """Encode the rows of one table."""
     columns = dict(zip(table.names, table.columns, strict=True))
     try:

@@ -24,8 +24,9 @@ from comity.measure.mean_ranks import (
     mean_ranks,
 )
 from comity.measure.seeds import interval_over_seeds
-from comity.papers.benefit_map import BY_CHANCE, SOLO, MethodGain, numeric_table
-from comity.papers.cells import LEAST_SEEDS, Cell
+from comity.names import SOLO
+from comity.papers.benefit_map import BY_CHANCE, MethodGain, numeric_table
+from comity.papers.cells import Cell
 from comity.papers.reproduce import federation_for
 from comity.papers.reproduction import Reproduction, read
 from comity.runs.build import prepare
@@ -91,13 +92,15 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
 def _method_on_federation(cell: Cell, steps: Cell, solo: Cell, parties: int) -> MethodOnFederation:
     """Return what one method gained over SOLO on one federation."""
     gain = _gain(cell, solo, parties)
-    low: float | None = None
-    high: float | None = None
-    if len(gain.gains) >= LEAST_SEEDS:
-        low, high = (round(end, ROUNDED) for end in interval_over_seeds(gain.gains))
+    low, high = interval_over_seeds(gain.gains) or (None, None)
     mean_steps = round(steps.mean or 0.0, 1)
     return MethodOnFederation(
-        cell.row.algorithm, round(gain.mean, ROUNDED), low, high, mean_steps, round(gain.bytes)
+        cell.row.algorithm,
+        round(gain.mean, ROUNDED),
+        None if low is None else round(low, ROUNDED),
+        None if high is None else round(high, ROUNDED),
+        mean_steps,
+        round(gain.bytes),
     )
 
 

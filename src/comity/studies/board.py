@@ -22,6 +22,7 @@ far, are not listed there.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -131,7 +132,7 @@ def describe(job: SimulatedRun) -> Description:
         input_difference=0.0 if is_text else round(input_difference(inputs), ROUNDED),
         model=job.experiment.model,
         network="text" if is_text else _kind(task),
-        parameters=sum(_size(task, name) for name in trained),
+        parameters=sum(math.prod(task.shapes[name][0]) for name in trained),
         batchnorm=any(is_buffer(name) for name in task.norm_names),
     )
 
@@ -142,13 +143,6 @@ def _kind(task: LearningTask) -> NetworkKind:
         return "linear"
     dimensions = max(len(task.shapes[name][0]) for name in task.shapes)
     return "cnn" if dimensions > 2 else "mlp"
-
-
-def _size(task: LearningTask, name: str) -> int:
-    size = 1
-    for length in task.shapes[name][0]:
-        size *= length
-    return size
 
 
 @cache

@@ -178,16 +178,27 @@ def run_once(
     job = job or prepare(experiment, federation, model)
     if not can_continue(folder, job.experiment, record_messages):
         return start(job, folder, progress, track, record_messages=record_messages).summary
-    if (summary := RunFolder(folder).read_summary()) is not None:
-        RunFolder(folder).check()
-        check_same_data(folder, job)
-    else:
+    summary = finished_summary(job, folder)
+    if summary is None:
         # Trusted: `prepare` has just run its code.
         again = reopen(folder, federation, model, trust=True, prepared=job)
         summary = resume_in(again, folder, progress, track).summary
     add_warnings(
         summary, [RunWarning("during", text) for text in engine_warnings(folder, experiment)]
     )
+    return summary
+
+
+def finished_summary(job: SimulatedRun, folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a run that can continue (`can_continue`); None if it is not finished.
+
+    Refuses a run on other data.
+    """
+    run = RunFolder(folder)
+    summary = run.read_summary()
+    if summary is not None:
+        run.check()
+        check_same_data(folder, job)
     return summary
 
 

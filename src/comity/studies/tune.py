@@ -132,13 +132,15 @@ class Trials:
             f"{choice} The next is {others[0].name.replace(',', ', ')},"
             f" {100 * statistics.mean(ahead):.1f} points behind on them"
         )
-        if len(ahead) == 1:
+        interval = interval_over_seeds(ahead)
+        if interval is None:
+            few = "one seed" if len(ahead) == 1 else f"{len(ahead)} seeds"
             return (
-                f"{sentence}; whether that is more than chance, one seed cannot tell: give several,"
-                " as in --seeds 0,1,2."
+                f"{sentence}; whether that is more than chance, {few} cannot tell: give several, as"
+                " in --seeds 0,1,2."
             )
         sampling = self._sampling(best, others[0])
-        low, high = _interval(ahead, sampling)
+        low, high = interval if sampling is None else _with_sampling(ahead, sampling)
         over = f"{len(ahead)} seeds"
         if sampling is not None:
             over += " and the validation samples"
@@ -297,13 +299,13 @@ def _sampling_variance(folder: Path, accuracies: Mapping[str, float]) -> float:
     return sum(variances) / len(variances) ** 2
 
 
-def _interval(differences: Sequence[float], sampling: float | None) -> tuple[float, float]:
-    """Return the 95% interval of the mean of paired differences, one per seed.
+def _with_sampling(differences: Sequence[float], sampling: float) -> tuple[float, float]:
+    """Return the 95% interval of the mean of paired differences over seeds and over samples.
 
-    With the variance due to the choice of samples, the interval is also over these.
+    Args:
+        differences: One difference per seed.
+        sampling: The variance of their mean due to the choice of samples.
     """
-    if sampling is None:
-        return interval_over_seeds(differences)
     variances = Variances(sampling, statistics.variance(differences), len(differences))
     half = variances.quantile * variances.error
     middle = statistics.mean(differences)

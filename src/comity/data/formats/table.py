@@ -39,7 +39,7 @@ MOST_BLANK = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class RawTable:
     """Named columns of the same length. Text is str, and '' where it is missing."""
 
     path: Source
@@ -118,7 +118,7 @@ def read_csv(
     header: Sequence[str] | None = None,
     delimiter: str | None = ",",
     ignore: tuple[str, ...] = (),
-) -> Table:
+) -> RawTable:
     """Read a csv file (or csv.gz) in UTF-8.
 
     Cells are stripped str; a missing cell ('?' or empty) is ''.
@@ -187,7 +187,7 @@ def read_csv(
     if not rows or names is None:
         raise file_error(path, "has no rows")
     _check_names(path, names)
-    return Table(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
+    return RawTable(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
 
 
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+")
@@ -222,7 +222,7 @@ class DecimalMarks:
                 )
 
 
-def read_parquet(path: Source) -> Table:
+def read_parquet(path: Source) -> RawTable:
     """Read the columns of numbers and text of a parquet file.
 
     Missing text is ''; a column with missing numbers becomes float64 with NaN.
@@ -262,10 +262,10 @@ def read_parquet(path: Source) -> Table:
                     f"has a column {name!r} of type {quote(str(values.type))}, but only numbers and"
                     " text can be read",
                 )
-    return Table(path, list(table.column_names), columns)
+    return RawTable(path, list(table.column_names), columns)
 
 
-def read_xlsx(path: Source) -> Table:
+def read_xlsx(path: Source) -> RawTable:
     """Read the first sheet of an Excel file, whose first row names the columns.
 
     Formulas are read as their values.
@@ -315,7 +315,7 @@ def read_xlsx(path: Source) -> Table:
     if any(cell is not None for row in rows[1:] for cell in row[len(names) :]):
         raise file_error(path, f"has cells beyond its {len(names)} named columns")
     _check_names(path, names)
-    return Table(
+    return RawTable(
         path,
         names,
         [np.array([_text(row[k]) for row in rows[1:]], np.str_) for k in range(len(names))],
