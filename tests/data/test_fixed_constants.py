@@ -41,7 +41,8 @@ def test_whole_numbers_are_constants(tmp_path: Path, constants: tuple[float, flo
     mean, std = constants
     schema = read_schema(schema_with(tmp_path, mean=mean, std=std))
     data = import_federation(table(tmp_path), tmp_path / "out", schema=schema)
-    assert data.mean[0] == mean and data.std[0] == std
+    assert data.mean[0] == mean
+    assert data.std[0] == std
     assert data.schema == schema
     assert Schema.from_dict(schema.to_dict()) == schema
 

@@ -159,6 +159,12 @@ Group = Annotated[
         " in a split, and +dp protects them together",
     ),
 ]
+DropCopies = Annotated[
+    bool,
+    typer.Option(
+        "--drop-copies", help="keep only the first of rows that are equal in all columns used"
+    ),
+]
 SkipUnlabelled = Annotated[
     bool, typer.Option("--skip-unlabelled", help="skip rows without a label")
 ]
@@ -315,6 +321,7 @@ def import_(
     wishes: dict[str, Any],
     group: Group = None,
     skip_unlabelled: SkipUnlabelled = False,
+    drop_copies: DropCopies = False,
     schema: Annotated[
         Path | None,
         typer.Option("--schema", help="schema.json that all parties agreed on"),
@@ -347,6 +354,7 @@ def import_(
         classes=classes,
         schema=agreed_schema,
         skip_unlabelled=skip_unlabelled,
+        drop_copies=drop_copies,
         group=group,
         **wishes,
     )
@@ -362,6 +370,8 @@ def import_(
     schema_sentences = (
         summarize_schema(dataset.schema, is_given=schema is not None) if dataset.schema else ()
     )
+    if dropped := wishes.get("drop"):
+        schema_sentences = (f"Dropped: {', '.join(dropped)}.", *schema_sentences)
     for sentence in (*dataset.warnings, *schema_sentences):
         screen.out.print(sentence, soft_wrap=True)
     screen.out.print(

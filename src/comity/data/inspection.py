@@ -12,6 +12,7 @@ from comity.data.dataset import Dataset
 from comity.data.federation import Federation
 from comity.data.preparation import Schema
 from comity.data.table_checks import (
+    SEVERAL_ROWS,
     PartyRows,
     Values,
     check_tables,
@@ -79,6 +80,11 @@ def inspect(federation: Federation, dataset: Dataset) -> Findings:
         {party: PartyRows(x[positions], y[positions]) for party, positions in rows.items()},
         copies_stay_together=dataset.copies is not None,
     )
+    caveats += [  # identifiers are not stored: only the import can see that they repeat
+        warning.removeprefix(f"{dataset.name}: ")
+        for warning in dataset.warnings
+        if SEVERAL_ROWS in warning
+    ]
     return Findings(missing, ranges, tuple(caveats))
 
 

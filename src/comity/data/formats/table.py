@@ -72,6 +72,10 @@ class Table:
         """The column as positions in `values`, -1 where it is missing."""
         return codes(self[name], values, self.place(name))
 
+    def take(self, rows: NDArray[np.int64]) -> Table:
+        """The table with these rows only."""
+        return Table(self.path, self.names, [column[rows] for column in self.columns])
+
     def place(self, name: str) -> str:
         """The name of a column in messages."""
         return f"The column {name!r} of {self.path}"
