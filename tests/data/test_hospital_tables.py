@@ -243,3 +243,13 @@ def test_the_import_says_what_was_changed(tmp_path: Path) -> None:
         tmp_path / "x",
     )  # fmt: skip
     assert again.code == 2
+
+
+def test_row_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    table = rows([f"N{k}" for k in range(40)])
+    unlabelled = [*table[0][:-1], ""]
+    write(tmp_path / "in", "north", [unlabelled, *table, table[4]])
+    data = import_federation(
+        tmp_path / "in", tmp_path / "out", label="readmitted", skip_unlabelled=True
+    )
+    assert any("as row 42 to row 6 (counted below" in warning for warning in data.warnings)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -246,7 +247,7 @@ def _missing_label_sentence(label: str, tables: Sequence[Table]) -> str:
     places = {name: place for place, name in enumerate(names)}
     # The label often is the last column.
     likely = sorted(names, key=lambda name: (values[name], -places[name]))
-    files = join_names([str(tables[0].path), *(table.path.name for table in tables[1:])], 6)
+    files = join_names([str(tables[0].path), *(Path(table.path).name for table in tables[1:])], 6)
     has, it_has = ("have", "they have") if len(tables) > 1 else ("has", "it has")
     return (
         f"{files} {has} no column called {quote(label)}, the label to predict: name it with"

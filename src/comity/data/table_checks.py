@@ -36,6 +36,12 @@ class PartyRows(NamedTuple):
 
     x: Values
     y: NDArray[Any]
+    numbers: Ints | None = None
+    """The number of each row in its file, from 0, if some rows of the file are left out."""
+
+    def number(self, position: int) -> int:
+        """The number of a row in its file, from 1 below the header."""
+        return 1 + (position if self.numbers is None else int(self.numbers[position]))
 
 
 Parties = Mapping[str, PartyRows]
@@ -223,7 +229,7 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
             if high > low and distances.max() > OUTLIER_FACTOR * (high - low):
                 row = int(distances.argmax())
                 warnings.append(
-                    f"{name} is {cells[row]:g} in row {row + 1} of {party}, but from {low:g} to"
+                    f"{name} is {cells[row]:g} in row {rows.number(row)} of {party}, but from {low:g} to"
                     f" {high:g} in most: a typing error?"
                 )
     return warnings
@@ -628,7 +634,7 @@ def renamed_column_warnings(parties: Mapping[str, Mapping[str, str]]) -> list[st
     """
     warnings = []
     explained: set[str] = set()
-    for party in reversed(parties):
+    for party in reversed(list(parties)):
         own_columns = parties[party]
         others = [columns for other, columns in parties.items() if other != party]
         if not others:
@@ -795,7 +801,8 @@ def duplicate_warnings(schema: Schema, parties: Parties, copies_stay_together: b
             first, again = _first_copy(copies)
             warnings.append(
                 f"{_rows(count)} of {party} {'is' if count == 1 else 'are'} equal to other rows"
-                f" there in all columns that are used, as row {again + 1} to row {first + 1}"
+                f" there in all columns that are used, as row {rows.number(again)} to row"
+                f" {rows.number(first)}"
                 f" (counted below the header): {effect}; if they are mistakes, import with"
                 " --drop-copies."
             )

@@ -316,6 +316,7 @@ def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Int
         table.path,
         [table.names[k] for k in other_places],
         [table.columns[k] for k in other_places],
+        table.rows,
     )
     return others, number_patients(texts)
 
@@ -404,12 +405,12 @@ def encode_tables(
         warnings.append(f"copies of rows were left out ({', '.join(dropped)}).")
     if not checks:
         return EncodedTables(x, y, warnings, kept)
-    parties = {name: PartyRows(x[name], y[name]) for name in tables}
+    parties = {name: PartyRows(x[name], y[name], table.rows) for name, table in tables.items()}
     in_files = None
     if any(column.convert for column in schema.columns):
         unconverted = _without_conversions(schema)
         in_files = {
-            name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name])
+            name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name], table.rows)
             for name, table in tables.items()
         }
     return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)], kept)

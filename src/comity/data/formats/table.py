@@ -45,6 +45,8 @@ class Table:
     path: Source
     names: list[str]
     columns: list[Array] = field(repr=False)
+    rows: NDArray[np.int64] | None = field(default=None, repr=False)
+    """The numbers of the rows in the file, from 0 below the header, if some were left out."""
 
     @cached_property
     def _positions(self) -> dict[str, int]:
@@ -74,7 +76,8 @@ class Table:
 
     def take(self, rows: NDArray[np.int64]) -> Table:
         """The table with these rows only."""
-        return Table(self.path, self.names, [column[rows] for column in self.columns])
+        numbers = rows if self.rows is None else self.rows[rows]
+        return Table(self.path, self.names, [column[rows] for column in self.columns], numbers)
 
     def place(self, name: str) -> str:
         """The name of a column in messages."""
