@@ -253,3 +253,14 @@ def test_row_numbers_are_those_of_the_file(tmp_path: Path) -> None:
         tmp_path / "in", tmp_path / "out", label="readmitted", skip_unlabelled=True
     )
     assert any("as row 42 to row 6 (counted below" in warning for warning in data.warnings)
+
+
+def test_a_party_of_one_class_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "in", "north", rows(list(range(40))))
+    write(tmp_path / "in", "village", rows(list(range(20)), 1, words=("no", "no")))
+    data = import_federation(tmp_path / "in", tmp_path / "out", label="readmitted")
+    assert any("village has samples of 'no' only" in warning for warning in data.warnings)
+    caveats = inspect(data.partition("auto"), data).caveats
+    (caveat,) = [caveat for caveat in caveats if caveat.startswith("village trains")]
+    assert "no sample of 'yes'" in caveat
+    assert "--metric" not in caveat, "AUC does not exist there"

@@ -398,6 +398,13 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         *imported.warnings,
         *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
     ]
+    names = class_names or tuple(map(str, range(class_count)))
+    for party, own_labels in zip(parties, party_labels, strict=True):
+        if class_count and len(present := np.unique(own_labels)) == 1:
+            warnings.append(
+                f"{party} has samples of {names[int(present[0])]!r} only: alone it cannot learn"
+                " another class, and AUC and sensitivity do not exist there."
+            )
     if patients is not None:
         warnings.append(
             f"the samples are of {int(patients.max()) + 1} patients: all samples of a patient stay"

@@ -101,7 +101,13 @@ def _class_caveats(federation: Federation, names: tuple[str, ...]) -> list[str]:
     caveats = []
     for party, counts in zip(federation.names, federation.counts().tolist(), strict=True):
         rarest = min(range(len(counts)), key=lambda k: counts[k])
-        if counts[rarest] < FEW_SAMPLES:
+        if counts and not counts[rarest]:
+            caveats.append(
+                f"{party} trains on no sample of {names[rarest]!r} ({sum(counts)} others): alone"
+                " it cannot learn that class, and where no test sample is of it, neither AUC nor"
+                " sensitivity exist, so that it cannot be judged."
+            )
+        elif counts[rarest] < FEW_SAMPLES:
             caveats.append(
                 f"{party} trains on {counts[rarest]} samples of {names[rarest]!r} and"
                 f" {sum(counts) - counts[rarest]} others: accuracy says little there, so judge by"

@@ -229,8 +229,8 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
             if high > low and distances.max() > OUTLIER_FACTOR * (high - low):
                 row = int(distances.argmax())
                 warnings.append(
-                    f"{name} is {cells[row]:g} in row {rows.number(row)} of {party}, but from {low:g} to"
-                    f" {high:g} in most: a typing error?"
+                    f"{name} is {cells[row]:g} in row {rows.number(row)} of {party}, but from"
+                    f" {low:g} to {high:g} in most: a typing error?"
                 )
     return warnings
 

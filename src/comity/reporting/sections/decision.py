@@ -69,10 +69,14 @@ def _use(best: MethodSummary, group: Group) -> str:
     run = method.finished[0].folder
     hurt = [party for party, estimate in best.gains.items() if estimate.hurt]
     keep = f" {join_names(hurt)}, clearly hurt, should keep a model of their own." if hurt else ""
-    part = " (of fold 0, trained without a part of the samples)" if group.folds > 1 else ""
-    return (
-        f"Export a party's model{part}: comity export {shlex.quote(str(run))} --party NAME.{keep}"
-    )
+    if group.folds > 1:  # no run of a fold trains on all samples
+        config = shlex.quote(str(run / "config.toml"))
+        return (
+            "Train a final model on nine tenths of all samples, as no fold did, then export it:"
+            f" comity run {config} --test 'own(0.1)' --out final, and comity export final --party"
+            f" NAME.{keep}"
+        )
+    return f"Export a party's model: comity export {shlex.quote(str(run))} --party NAME.{keep}"
 
 
 def samples_tested(group: Group) -> int:
