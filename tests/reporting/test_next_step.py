@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import succeed
 from method_rows import row
@@ -15,6 +16,7 @@ from method_rows import row
 import comity
 from comity.reporting.sections.decision import next_step
 from comity.studies.estimate import Estimate
+from comity.studies.export import export
 from comity.studies.overall_verdict import overall_verdict
 
 CLEAR = Estimate(0.05, 0.02, 0.08)
@@ -53,26 +55,14 @@ def test_a_single_run_is_exported(tmp_path: Path) -> None:
 
 
 def test_export_says_that_a_class_is_never_predicted(tmp_path: Path, without_onnx: None) -> None:
-    result = comity.run(
-        "fedavg",
-        data="heart",
-        rounds=3,
-        model="mlp2(width=8)",
-        metric="auc",
-        out=tmp_path / "run",
-    )
-    by_party = {
-        name: [
-            result.summary[metric]["per_party"][name] for metric in ("sensitivity", "specificity")
-        ]
-        for name in result.job.info.names
+    draw = np.random.default_rng(0)
+    parties = {
+        name: (draw.normal(size=(80, 3)).astype("float32"), np.arange(80) % 10 // 9)
+        for name in ("north", "village")
     }
-    party = next(name for name, shares in by_party.items() if 0 in shares)
-    text = " ".join(
-        succeed(
-            "export", tmp_path / "run", "--party", party, "--out", tmp_path / "model"
-        ).out.split()
-    )
-    assert f"{party}'s model predicted the same class for all its test samples" in text
+    federation = comity.Federation.from_arrays(parties)
+    result = comity.run("fedavg", federation, rounds=5, model="linear")
+    (text,) = [text for text in export(result, "village", tmp_path / "model") if "class" in text]
+    assert text.startswith("village's model predicted the same class for all its test samples")
+    assert "sensitivity is 0%" in text
     assert "--calibrate threshold" in text
-    assert "predict.py NEW.csv" in text

@@ -143,6 +143,12 @@ COLUMN_OPTIONS = {
         "standardise numbers by each party's statistics (own), by those of all parties (shared),"
         " or not (none)",
     ),
+    "constants": _option(
+        "--constant",
+        "mean and standard deviation to scale a column by, as in age=60,15: numbers that come from"
+        " no record, which differential privacy needs; all columns of numbers, or none",
+        list[str],
+    ),
     "positive": _option("--positive", "positive class for sensitivity, as in dead"),
     "keep_label_words": _option(
         "--keep-label-words",
@@ -188,6 +194,8 @@ def _parse_option(name: str, typed: Any) -> Any:
     """
     if name in ("missing", "units"):
         return None  # `_parse_notations` reads them
+    if name == "constants":
+        return _parse_constants(typed or ()) or None
     if name == "convert":
         return _parse_conversions(typed or ()) or None
     if name in ("columns", "drop"):
@@ -252,6 +260,23 @@ def _notation_options(
         "parties": notations,
     }
     return {name: value for name, value in options.items() if value}
+
+
+def _parse_constants(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Parse texts such as `column=mean,std` into a dict."""
+    constants = {}
+    for text in texts:
+        column, _, numbers = text.rpartition("=")
+        try:
+            mean, std = (float(part) for part in numbers.split(","))
+        except ValueError:
+            column = ""
+        if not column.strip():
+            raise UsageError(
+                f"--constant takes column=mean,std, as in --constant age=60,15, not {text!r}."
+            )
+        constants[column.strip()] = mean, std
+    return constants
 
 
 def _parse_conversions(texts: Iterable[str]) -> dict[str, dict[str, Any]]:

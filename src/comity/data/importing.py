@@ -144,8 +144,15 @@ def read_federation(
         UsageError: if the files cannot be read or do not fit together.
     """
     if schema is not None and (column_options or scale):
+        hint = ""
+        if scale or column_options.get("constants"):
+            hint = (
+                "; to scale numbers by constants, make the schema with 'comity data schema"
+                " --constant COLUMN=MEAN,STD'"
+            )
         raise UsageError(
-            "A schema determines all columns: leave out the other options, or change the schema."
+            "A schema determines all columns, and how they are scaled: leave out the other options,"
+            f" or change the schema{hint}."
         )
     kind = common_kind(paths)
     if kind != TABLES:

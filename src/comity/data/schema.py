@@ -102,6 +102,10 @@ class ColumnOptions:
     """By column: other units in files, and how their numbers are converted."""
     parties: Mapping[str, PartyNotation] = field(default_factory=dict)
     """By party: codes and units in its files only."""
+    constants: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By column of numbers: the mean and standard deviation to scale it by. If there are any, the
+    schema's scale is `fixed`.
+    """
     keep_label_words: bool = False
     """Whether label words that look like other parties' words are classes of their own."""
 
@@ -109,8 +113,19 @@ class ColumnOptions:
         for name, kind in self.kinds.items():
             if kind not in KINDS:
                 raise unknown(f"kind (of {name}) called", kind, KINDS)
-        if self.scale not in ("own", "shared", "none"):
+        if self.scale == "fixed" and not self.constants:
+            raise UsageError(
+                "scale fixed needs constants: say --constant COLUMN=MEAN,STD for each column of"
+                " numbers, as in --constant age=60,15."
+            )
+        if self.scale not in ("own", "shared", "none", "fixed"):
             raise UsageError(f"scale must be own, shared or none, not {quote(self.scale)}.")
+        for name, (mean, std) in self.constants.items():
+            if not (isfinite(mean) and isfinite(std) and std > 0):
+                raise UsageError(
+                    f"The constants of {name} are {mean:g} and {std:g}, but must be a mean and a"
+                    " standard deviation above 0, as in --constant age=60,15."
+                )
 
     def at(self, party: str) -> ColumnOptions:
         """The options for the files of one party, with its own codes and units."""
@@ -472,6 +487,8 @@ def merge_schemas(
         with errors.collect():
             _check_option_columns(options, names, parties)
         with errors.collect():
+            used = _with_constants(used, options.constants)
+        with errors.collect():
             classes = _with_positive_last(classes, options.positive)
     if is_complete and not used:
         raise UsageError(
@@ -489,12 +506,35 @@ def merge_schemas(
         classes,
         (),
         bool(options.merge_case),
-        options.scale,
+        "fixed" if options.constants else options.scale,
         left_out,
         tuple(label_names),
         _merge_spellings(label_spellings, f"The label {model.label!r}"),
     )
     return _with_notations(merged, parties, options)
+
+
+def _with_constants(
+    columns: tuple[Column, ...], constants: Mapping[str, tuple[float, float]]
+) -> tuple[Column, ...]:
+    """The columns with the constants to scale by; refuse columns of numbers without constants."""
+    if not constants:
+        return columns
+    numbers = [column.name for column in columns if column.kind == "number"]
+    for name in constants:
+        if name not in numbers:
+            raise unknown("column of numbers called", name, numbers)
+    if without := [name for name in numbers if name not in constants]:
+        options = " ".join(f"--constant '{name}=MEAN,STD'" for name in without)
+        raise UsageError(
+            f"If one column of numbers is scaled by constants, all must be: say {options}."
+        )
+    return tuple(
+        replace(column, mean=float(constants[column.name][0]), std=float(constants[column.name][1]))
+        if column.name in constants
+        else column
+        for column in columns
+    )
 
 
 def _merge_left_out(parties: Mapping[str, Schema]) -> dict[str, str]:

@@ -203,12 +203,30 @@ def _inherit_options(
     for name in ("merge_case", "scale"):
         values = {getattr(schema, name) for schema in parties.values()}
         if name not in given_options and len(values) == 1 and values != {False}:
-            options = replace(options, **{name: values.pop()})
+            shared = {name: values.pop()}
+            if shared[name] == "fixed" and "constants" not in given_options:
+                shared["constants"] = _common_constants(parties)
+            options = replace(options, **shared)
         elif name not in given_options and len(values) > 1:
             raise UsageError(
                 f"The schemas differ in {name}: choose a value with --{name.replace('_', '-')}."
             )
     return options
+
+
+def _common_constants(parties: Mapping[str, Schema]) -> dict[str, tuple[float, float]]:
+    """The constants of schemas of scale fixed, which must agree."""
+    constants: dict[str, tuple[float, float]] = {}
+    for party, schema in parties.items():
+        for column in schema.columns:
+            own = (column.mean, column.std)
+            if column.kind == "number" and constants.setdefault(column.name, own) != own:
+                mean, std = constants[column.name]
+                raise UsageError(
+                    f"The column {column.name!r} is scaled by {column.mean:g} and {column.std:g} at"
+                    f" party {party!r}, but by {mean:g} and {std:g} at another: they must agree."
+                )
+    return constants
 
 
 READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
