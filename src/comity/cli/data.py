@@ -194,20 +194,16 @@ def _parse_option(name: str, typed: Any) -> Any:
     """
     if name in ("missing", "units"):
         return None  # `_parse_notations` reads them
-    if name == "constants":
-        return _parse_constants(typed or ()) or None
-    if name == "convert":
-        return _parse_conversions(typed or ()) or None
-    if name in ("columns", "drop"):
-        return (
-            tuple(part.strip() for text in typed or () for part in text.split(",") if part.strip())
-            or None
-        )
-    if name == "words":
-        return _parse_words(typed or ()) or None
     if name in PAIRS:
         return _parse_pairs(name, typed or ()) or None
+    if name in PARSERS:
+        return PARSERS[name](typed or ()) or None
     return typed
+
+
+def _parse_names(texts: Iterable[str]) -> tuple[str, ...]:
+    """Parse texts such as `a,b` into a tuple of names."""
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
 PAIRS = {"kinds": "--kind age=number", "rename": "--rename Alter=age", "units": "--unit age=years"}
@@ -327,6 +323,16 @@ def _parse_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
                 )
             pairs[name] = value
     return pairs
+
+
+PARSERS: dict[str, Callable[[Iterable[str]], Any]] = {
+    "columns": _parse_names,
+    "drop": _parse_names,
+    "words": _parse_words,
+    "convert": _parse_conversions,
+    "constants": _parse_constants,
+}
+"""The parsers of options that may be given several times, by their keywords."""
 
 
 @data_app.command("import")
