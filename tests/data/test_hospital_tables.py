@@ -264,3 +264,9 @@ def test_a_party_of_one_class_is_named(tmp_path: Path) -> None:
     (caveat,) = [caveat for caveat in caveats if caveat.startswith("village trains")]
     assert "no sample of 'yes'" in caveat
     assert "--metric" not in caveat, "AUC does not exist there"
+
+
+def test_a_saved_web_page_is_not_a_table(tmp_path: Path) -> None:
+    (tmp_path / "west.csv").write_text("<!DOCTYPE html><html><body>404</body></html>\n")
+    with pytest.raises(UsageError, match="is a web page or another kind of markup, not a table"):
+        import_federation(tmp_path, tmp_path.parent / "no", label="readmitted")

@@ -35,6 +35,8 @@ from comity.data.preparation import DECIMAL_COMMA, NUMBER, detect_separator, wit
 from comity.text import join_names
 
 MISSING = ("", "?")
+MARKUP = ("<!doctype", "<html", "<?xml")
+"""How the first line of a page begins that was saved in place of a table."""
 MOST_BLANK = 1_000_000
 
 
@@ -144,6 +146,8 @@ def read_csv(
     marks = DecimalMarks(path)
     with open_binary(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         first_line = next(text, "")
+        if first_line.lstrip().lower().startswith(MARKUP):
+            raise file_error(path, "is a web page or another kind of markup, not a table")
         separator = detect_separator(first_line) if delimiter is None else delimiter
         convert = without_decimal_comma if delimiter is None and separator != "," else str
         # An ignored line becomes a blank line, so that line numbers stay those of the file.
