@@ -26,10 +26,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from comity.studies.advise.evidence import Outcome
-from comity.studies.advise.prior import Prior, PriorOfRace, Standing, Traits
-from comity.studies.advise.race import SOLO, Arm, Race, Rule, Step, run_race
-from comity.studies.advise.verdict import Verdict, give_verdict
+from comity.studies.advise.evidence import FoldOutcome
+from comity.studies.advise.prior import FederationTraits, GainsElsewhere, MethodPrior, PriorOfRace
+from comity.studies.advise.race import SOLO, Arm, Race, RaceRule, Step, run_race
+from comity.studies.advise.verdict import AdviceVerdict, give_verdict
 from comity.studies.board import Description
 
 WRONG = 0.01
@@ -48,9 +48,9 @@ class Landscape:
         return list(self.content["arms"])
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> FederationTraits:
         """The traits of the federation."""
-        return Traits.of(Description(**self.content["description"]))
+        return FederationTraits.of(Description(**self.content["description"]))
 
     def arms(self) -> list[Arm]:
         """Return the methods as they take part in a race."""
@@ -59,11 +59,11 @@ class Landscape:
             for method, arm in self.content["arms"].items()
         ]
 
-    def outcome(self, step: Step) -> Outcome:
+    def outcome(self, step: Step) -> FoldOutcome:
         """Return the outcome of a step."""
         plain = self.content["arms"][step.method]["folds"][step.fold][0 if step.half else -1]
         values = {p: tuple(map(float, bits)) for p, bits in plain["right"].items() if bits}
-        return Outcome(values, statistics.fmean(plain["loss"].values()))
+        return FoldOutcome(values, statistics.fmean(plain["loss"].values()))
 
     def truth(self, method: str) -> float:
         """Return the accuracy on fresh samples after training on all samples, mean over parties."""
@@ -92,11 +92,11 @@ class Landscape:
         """Return how far a method is behind the best, in points."""
         return 100 * (self.best - self.truth(method))
 
-    def standing(self) -> Standing:
+    def standing(self) -> GainsElsewhere:
         """Return the gains over training alone, for a prior."""
         alone = self.truth(SOLO)
         gains = {m: self.truth(m) - alone for m in self.methods if m != SOLO}
-        return Standing(self.traits, gains)
+        return GainsElsewhere(self.traits, gains)
 
 
 def read(folder: Path, kind: str) -> list[Landscape]:
@@ -105,11 +105,11 @@ def read(folder: Path, kind: str) -> list[Landscape]:
     return [Landscape(content) for content in contents if "arms" in content]
 
 
-def race_on(landscape: Landscape, rule: Rule, prior: Prior) -> Race:
+def race_on(landscape: Landscape, rule: RaceRule, prior: MethodPrior) -> Race:
     """Replay a race on a landscape."""
     expected = prior.expectations(landscape.traits)
 
-    def advance(steps: Sequence[Step]) -> list[Outcome]:
+    def advance(steps: Sequence[Step]) -> list[FoldOutcome]:
         return [landscape.outcome(step) for step in steps]
 
     folds = len(landscape.content["arms"][SOLO]["folds"])
@@ -121,17 +121,15 @@ def race_on(landscape: Landscape, rule: Rule, prior: Prior) -> Race:
     )
 
 
-def claims(race: Race, verdict: Verdict) -> list[tuple[str, str]]:
+def claims(race: Race, verdict: AdviceVerdict) -> list[tuple[str, str]]:
     """Return all pairs (better, worse) of which a race or its verdict says that it is clear."""
-    pairs = [
-        (departure.why.removeprefix("clearly worse than ").partition(":")[0], departure.method)
-        for departure in race.departures
-        if departure.clearly
-    ]
+    pairs: list[tuple[str, str]] = []
     if verdict.method != SOLO:
         pairs += [(verdict.method, other) for other in verdict.worse]
         if verdict.kind in ("use", "equal"):
             pairs.append((verdict.method, SOLO))
+    if verdict.kind == "alone" and verdict.gain and verdict.gain.high < 0:
+        pairs.append((SOLO, race.ranking[0]))
     return list(dict.fromkeys(pairs))
 
 
@@ -145,7 +143,7 @@ def report(name: str, regrets: Sequence[float], cost: float) -> None:
     )
 
 
-def evaluate(name: str, rule: Rule, on: Sequence[Landscape], prior: Callable[[Landscape], Prior]) -> float:  # fmt: skip
+def evaluate(name: str, rule: RaceRule, on: Sequence[Landscape], prior: Callable[[Landscape], MethodPrior]) -> float:  # fmt: skip
     """Replay a rule on all federations, print what came of it, and return the mean regret."""
     regrets, costs, wrong, made, alone, alone_wrong, unknown = [], [], 0, 0, 0, 0, 0
     sent: list[float] = []
@@ -200,13 +198,13 @@ def main() -> None:
         raise SystemExit(f"{args.landscapes} has no federations of {args.on}.")
     standings = {id(landscape): landscape.standing() for landscape in development}
 
-    def prior(landscape: Landscape) -> Prior:
-        return Prior([s for key, s in standings.items() if key != id(landscape)])
+    def prior(landscape: Landscape) -> MethodPrior:
+        return MethodPrior([s for key, s in standings.items() if key != id(landscape)])
 
-    rule = Rule()
+    rule = RaceRule()
     for text in args.set:
         name, _, value = text.partition("=")
-        if name not in {f.name for f in fields(Rule)}:
+        if name not in {f.name for f in fields(RaceRule)}:
             raise SystemExit(f"A rule has no {name}.")
         rule = replace(rule, **{name: type(getattr(rule, name))(float(value))})
     print(f"{len(on)} federations ({args.on})")
@@ -247,7 +245,7 @@ def main() -> None:
                 float(count),
             )
     evaluate("comity advise", rule, on, prior)
-    evaluate("comity advise without a prior", rule, on, lambda landscape: Prior())
+    evaluate("comity advise without a prior", rule, on, lambda landscape: MethodPrior())
 
 
 if __name__ == "__main__":

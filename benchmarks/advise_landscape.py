@@ -5,8 +5,8 @@
 
 Each federation is a file of JSON, so an interrupted command goes on where it stopped. For every arm
 the file has the out-of-fold outcomes of each fold after half of the rounds and after all of them, and
-the accuracy of a model that learns from all of the parties' samples, on fresh test samples that no
-fold contains. Rules are then replayed on these files without training anything.
+the accuracy of three models that learn from all of the parties' samples, on fresh test samples that no
+fold contains. The arms are those that `comity advise` tries by default. Rules are then replayed on these files without training anything.
 
 Rounds are computed as `comity run` does, without a folder; `tests/studies/test_advise_landscape.py`
 checks that the figures are the same.
@@ -36,27 +36,18 @@ from comity.metrics.evaluation import Evaluation
 from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import Experiment, experiment
 from comity.runs.server_run import Quiet
+from comity.studies.advise.feasible import feasible
 from comity.studies.board import describe
 from comity.studies.compare import experiment_of
 from comity.studies.equal_steps import equal_steps
 from comity.studies.plan import traffic
 
-ARMS = (
-    "solo",
-    "fedavg",
-    "fedprox(mu=1.0)",
-    "ditto(lam=0.1)",
-    "ditto(lam=1.0)",
-    "fedper",
-    "fedbabu",
-    "apfl",
-    "fedavg+dbe",
-    "relay",
-)
-FOLDS = 3
-ROUNDS = 12
+FOLDS = 4
+TRUTHS = 3
+"""Trainings on all samples that the accuracy on fresh samples is the mean of."""
+ROUNDS = 20
 PARTIES = 8
-SEEDS = {"dev": 1000, "heldout": 2000}
+SEEDS = {"dev": 1000, "heldout": 3000}
 COUNT = {"dev": 24, "heldout": 60}
 FRESH = 400
 """The most fresh test samples of a party."""
@@ -171,11 +162,10 @@ def settings(drawn: Drawn) -> Experiment:
             "partition": "given",
             "model": drawn.model,
             "rounds": ROUNDS,
-            "steps": 4,
+            "steps": 8,
             "batch": 10,
             "last_batch": "drop",
             "lr": 0.1,
-            "optimizer": "sgd(momentum=0.9)",
             "engine": "stacked",
             "workers": 1,
             "validation": 0.1,
@@ -257,7 +247,7 @@ def measure(base: Experiment, arm: str, own: Federation, fresh: Federation) -> d
         return by_rung
 
     folds = [run(first, own, seed, (half, rounds)) for seed in range(FOLDS)]
-    truth = [run(base.but(test="own(0.25)"), fresh, seed, (rounds,))[0] for seed in range(1)]
+    truth = [run(base.but(test="own(0.25)"), fresh, seed, (rounds,))[0] for seed in range(TRUTHS)]
     return {
         "rounds": rounds,
         "half": half,
@@ -274,13 +264,14 @@ def landscape(drawn: Drawn) -> dict[str, Any]:
     own, fresh = drawn.parts()
     base = settings(drawn)
     arms: dict[str, Any] = {}
-    refused: dict[str, str] = {}
-    for arm in ARMS:
-        try:
-            arms[arm] = measure(base, arm, own, fresh)
-        except ComityError as why:
-            refused[arm] = str(why)
     first = experiment_of(base.but(test=f"folds({FOLDS})"), "solo", 0)
+    candidates, left_out = feasible(first, None, federation_of(first, own))
+    refused = {method.method: method.why for method in left_out}
+    for candidate in candidates:
+        try:
+            arms[candidate.method] = measure(base, candidate.method, own, fresh)
+        except ComityError as why:
+            refused[candidate.method] = str(why)
     description = describe(prepare(first, federation_of(first, own)))
     return {
         **vars(drawn),

@@ -677,18 +677,18 @@ POLICIES = [
     Mutant(
         "deleting a run gives bytes back",
         "comity/deploy/site_run.py",
-        "self.sent = SentLedger(self.at, self.party)",
-        "self.sent = SentLedger(self.folder.path, self.party)",
+        "self.sent_ledger = SentLedger(self.at, self.party)",
+        "self.sent_ledger = SentLedger(self.folder.path, self.party)",
         f"{BUDGET}::test_deleting_the_folder_of_a_run_gives_no_bytes_back",
     ),
     Mutant(
         "bytes leave before they are charged",
         "comity/deploy/site_calls.py",
-        """        self._run.charge_sent(call.round, call.function, sent, policy)
+        """        self._run.charge_sent(call.round, call.function, charges, policy)
         self._record_result(call, request, result)
 """,
         """        self._record_result(call, request, result)
-        self._run.charge_sent(call.round, call.function, sent, policy)
+        self._run.charge_sent(call.round, call.function, charges, policy)
 """,
         f"{BUDGET}::test_bytes_are_charged_before_the_reply_leaves",
     ),
@@ -869,8 +869,8 @@ FILES_AND_TRUST = [
     Mutant(
         "a manifest without a checksum is read",
         "comity/runs/checkpoint.py",
-        "if CRC not in values:",
-        "if not values:",
+        "read_json(path, needs_checksum=True)",
+        "read_json(path)",
         f"{DAMAGE}::test_a_manifest_without_its_checksum",
     ),
     Mutant(

@@ -1,5 +1,5 @@
-"""EvaluationRequest through a built site: every link inside it leads to a page and a place there,
-and nothing is loaded from elsewhere.
+"""Check a built site: every link inside it leads to a page and a place there, and nothing is loaded
+from elsewhere.
 
 python docs/site/check.py build/site
 """

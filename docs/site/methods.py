@@ -9,6 +9,7 @@ from pathlib import Path
 
 from comity import algorithms
 from comity.algorithms import Card
+from comity.text import markdown_table
 
 PAGE = Path(__file__).parents[1] / "reference" / "methods.md"
 PAGES = {"adcol", "fedufo", "dbe", "fed-sps", "relay"}
@@ -16,8 +17,8 @@ INTRO = """\
 # All methods
 
 Made from the methods' cards by `python docs/site/methods.py`; `comity show NAME` prints a card: idea, equations, options,
-deviations. Experimental methods follow a paper that could not be read in full. `+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the number of epochs in a round;
-in the closed forms of bytes S_t is the round's parties, S the bytes of the weights that are shared, N the number of parties, C of
+deviations. Experimental methods follow a paper that could not be read in full. `+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the number of epochs in a round.
+In the closed forms of bytes, S_t is the round's parties, S the bytes of the weights that are shared, N the number of parties, C of
 classes.
 """
 HEAD = (
@@ -63,14 +64,7 @@ def page() -> str:
         (algorithms.card(name) for name in algorithms.names()),
         key=lambda c: (c.wrapper, year(c.title), c.name),
     )
-    lines = [HEAD, tuple("---" for _ in HEAD), *map(row, cards)]
-    return (
-        INTRO
-        + "\n"
-        + "".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
-        )
-    )
+    return f"{INTRO}\n{markdown_table(HEAD, map(row, cards))}\n"
 
 
 if __name__ == "__main__":

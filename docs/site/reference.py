@@ -40,15 +40,15 @@ task](../how-to/commands.md) has examples. The options that many commands share,
 [Settings](settings.md) and not repeated here.
 
 Exit codes: 0 success, 1 the command failed, 2 wrong names, values or options (nothing was started), 3 some rows were
-refused (`predict.py` only), 130 stopped by Ctrl-C.
+refused (`predict.py` only), 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
 """
 SETTINGS_INTRO = """\
 # Settings
 
 Generated from `comity.runs.config.Experiment` by `python docs/site/reference.py`.
 
-Each setting has the same name in four places: as an option (`--eval-every 5`), as a keyword in Python
-(`comity.run(..., eval_every=5)`), in a TOML file (`eval_every = 5`), and in the `config.toml` of a run. A method's own options
+Each setting has one name: as an option (`--eval-every 5`), as a keyword in Python
+(`comity.run(..., eval_every=5)`), in a TOML file (`eval_every = 5`), and in a run's `config.toml`. A method's own options
 are given by `--set NAME=VALUE`, in brackets (`fedprox(mu=0.1)`), or as keywords in Python: see the
 [cards](method-cards.md).
 

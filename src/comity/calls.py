@@ -23,6 +23,7 @@ from comity.data.profiles import Profile, Protection, profile_data
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
+from comity.names import SOLO
 from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.progress import ProgressFactory, show_progress
 from comity.runs.auto_model import resolve_auto_model
@@ -46,8 +47,7 @@ from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
 from comity.studies.advise import advise as advising
 from comity.studies.advise.advise import Advice
-from comity.studies.advise.race import Rule
-from comity.studies.cross_validation import fold_seeds
+from comity.studies.cross_validation import default_folds, fold_seeds
 from comity.studies.finished import Comparison, Tuning, open_comparison
 from comity.studies.method_settings import take_solo
 from comity.studies.parallel import parse_jobs
@@ -305,7 +305,7 @@ def compare(
     record_messages: bool = False,
     equal_steps: bool = False,
     reference: str | None = None,
-    folds: int = 1,
+    folds: int | None = None,
     repeats: int = 1,
     plain: str = "auto",
     **settings: Unpack[Settings],
@@ -334,7 +334,9 @@ def compare(
             evaluations as in plain local training for `rounds` rounds
         reference: the method that is compared with each of the others, in `comparison.against`
         folds: number of folds of cross-validation, in place of `seeds` and `test`: each method runs
-            once per fold, and every sample of a party is tested on once; 1 for none
+            once per fold, and every sample of a party is tested on once; 1 for none. Default: as on
+            the command line, 5 for small tables if neither `seeds`, `test` nor a federation is
+            given, otherwise 1
         repeats: number of repeats of cross-validation, with other folds and starts
         plain: plain models that each party also trains alone, with scikit-learn: "linear",
             "boosting", "linear,boosting" or "none"; "auto": both on tables. Gains are then over the
@@ -362,10 +364,17 @@ def compare(
     job_count = parse_jobs(jobs)
     methods = _check_methods(algorithms)
     base, custom_model = _experiment(compare, methods, federation, **settings)
-    base, seed_list = _cross_validated(base, _check_seeds(seeds, base), seeds, folds, repeats)
+    base, seed_list = _cross_validated(
+        base,
+        _check_seeds(seeds, base),
+        folds,
+        repeats,
+        seeds_given=seeds is not None,
+        test_given=federation is not None or settings.get("test") is not None,
+    )
     temporary, folder = _run_folder(out)
     trackers = _trackers(track, temporary, folder)
-    run_count = len(take_solo(methods, comparing.SOLO)[0]) * len(seed_list)
+    run_count = len(take_solo(methods, SOLO)[0]) * len(seed_list)
     with show_progress(progress, run_count, job_count) as progress_for:
         comparing.compare(
             base,
@@ -374,14 +383,14 @@ def compare(
             folder,
             progress_for,
             _warn,
-            trackers,
-            federation,
-            custom_model,
-            job_count,
-            record_messages,
-            equal_steps,
-            reference,
-            plain,
+            track=trackers,
+            federation=federation,
+            model=custom_model,
+            jobs=job_count,
+            record_messages=record_messages,
+            equal_steps=equal_steps,
+            reference=reference,
+            plain=plain,
         )
     # trust: the caller itself names the code that the folder names
     return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)
@@ -466,6 +475,7 @@ def advise(
     max_bytes: float | None = None,
     budget_time: float | None = None,
     max_hurt: int | None = None,
+    plain: str = "auto",
     prior: Literal["none", "board"] = "none",
     out: str | Path | None = None,
     progress: bool | ProgressFactory | None = None,
@@ -474,7 +484,7 @@ def advise(
 ) -> Advice:
     """Find the method to use on a federation, or that the parties should stay alone.
 
-    Methods race on out-of-fold samples: all run half of their rounds, and the best go on.
+    All methods are tried on one fold of the samples, and the best is tested on the others.
 
     Args:
         federation: the parties and their data; default: built from `data`, `partition` and
@@ -483,9 +493,10 @@ def advise(
         folds: folds of each party's samples
         margin: differences below it do not matter, in points
         max_bytes: the most bytes that the final run may send
-        budget_time: how many seconds the race may take
+        budget_time: how many seconds the race may take: those of its runs, divided by `jobs`
         max_hurt: the most parties that may clearly be hurt
-        prior: "board" lets standings on similar federations help to choose who goes on
+        plain: plain models that each party also trains alone, as in `comity.compare`
+        prior: "board" lets gains on similar federations help to choose who goes on
         out: folder of the race; the same call continues an interrupted race there. Default: a
             temporary folder
         progress: as in `comity.compare`
@@ -511,29 +522,32 @@ def advise(
         raise UsageError("advise tests by cross-validation: leave out test, and give folds.")
     if not isinstance(folds, int) or isinstance(folds, bool) or folds < 2:
         raise UsageError(f"folds is a whole number from 2 on, not {folds!r}.")
-    if not 0 < margin < 100:
-        raise UsageError(f"margin is a number of points between 0 and 100, not {margin!r}.")
     names = None if methods is None else _check_methods(methods)
     algorithms = [name for name in names or () if name != "all"] or ["fedavg"]
     base, custom_model = _experiment(advise, algorithms, federation, **settings)
     base = base.but(test=f"folds({folds})")
     temporary, folder = _run_folder(out)
-    with show_progress(progress, 1, job_count) as progress_for:
+    options = {name: value for name, value in settings.items() if name not in SETTING_NAMES}
+    given = {name: value for name, value in settings.items() if name in SETTING_NAMES}
+    given["set"] = {**(settings.get("set") or {}), **options}
+    with show_progress(progress, None, job_count) as progress_for:
         advice = advising.advise(
             base,
             folder,
             progress_for,
             _warn,
-            names,
-            federation,
-            custom_model,
-            job_count,
-            replace(Rule(), margin=margin / 100),
-            advising.find_prior(prior),
-            max_bytes,
-            budget_time,
-            max_hurt,
-            dict(settings),
+            methods=names,
+            federation=federation,
+            model=custom_model,
+            jobs=job_count,
+            margin=margin,
+            plain=plain,
+            prior=advising.find_prior(prior),
+            max_bytes=max_bytes,
+            budget_time=budget_time,
+            max_hurt=max_hurt,
+            settings=given,
+            in_python=True,
         )
     del temporary  # a temporary folder must exist until here
     return advice
@@ -648,18 +662,27 @@ def _warn(text: str) -> None:
 def _cross_validated(
     base: Experiment,
     seed_list: Sequence[int],
-    seeds: Sequence[int] | None,
-    folds: int,
+    folds: int | None,
     repeats: int,
+    *,
+    seeds_given: bool,
+    test_given: bool,
 ) -> tuple[Experiment, Sequence[int]]:
-    """Return the experiment and the seeds of cross-validation, if there are several folds."""
+    """Return the experiment and the seeds of a comparison, by cross-validation if there are several
+    folds or, where nothing else was chosen, if the data are small tables.
+    """
+    if folds is None and not seeds_given and not test_given:
+        folds, reason = default_folds(federation_of(base))
+        if reason:
+            _warn(f"{reason} folds=1 makes it one.")
+    folds = 1 if folds is None else folds
     if folds == 1 and repeats == 1:
         return base, seed_list
     if not isinstance(folds, int) or folds < 2 or not isinstance(repeats, int) or repeats < 1:
         raise UsageError(
             "folds is a whole number from 2 on, and repeats one from 1 on: folds=5, repeats=2."
         )
-    if seeds is not None:
+    if seeds_given:
         raise UsageError("Give either seeds, or folds and repeats of cross-validation.")
     return base.but(test=f"folds({folds})"), fold_seeds(folds, repeats, base.seed)
 

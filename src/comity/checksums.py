@@ -12,6 +12,16 @@ from typing import Any, NamedTuple
 from comity.errors import ComityError, CorruptedFile
 
 CRC = "crc"
+UNREADABLE = (
+    OSError,
+    CorruptedFile,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)
+"""What reading a file raises, and the use of its content, if the file is missing or damaged."""
 BLOCK = 1 << 20
 
 
@@ -74,6 +84,29 @@ def without_crc(content: Mapping[str, Any]) -> dict[str, Any]:
     if CRC in content and content[CRC] != _crc(plain):
         raise ValueError("the checksum differs")
     return plain
+
+
+def read_json(path: Path, *, needs_checksum: bool = False) -> dict[str, Any]:
+    """Return the content of a JSON file without its checksum.
+
+    Args:
+        path: the file
+        needs_checksum: whether a file without a checksum is damaged. Otherwise it is one of an
+            earlier version.
+
+    Raises:
+        OSError: the file cannot be read.
+        CorruptedFile: it is not what was written.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if needs_checksum and CRC not in content:
+            raise ValueError("the checksum is missing")
+        return without_crc(content)
+    except ValueError as why:
+        raise CorruptedFile(f"{path} is damaged: {why}.") from why
+    except (TypeError, AttributeError, RecursionError) as why:
+        raise CorruptedFile(f"{path} is damaged: it is not what was written.") from why
 
 
 def _crc(plain: Mapping[str, Any]) -> int:

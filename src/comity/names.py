@@ -10,6 +10,8 @@ from comity.spec import Value, parse, split
 
 PLAIN = {"linear": "plain-linear", "boosting": "plain-boosting"}
 """The plain models that parties of a comparison train alone, by the value of `--plain`."""
+SOLO = "solo"
+"""The method with which each party trains alone."""
 OWN_MODEL = "own-model"
 """In a comparison, each party's best model of its own."""
 OWN_MODELS = (*PLAIN.values(), OWN_MODEL)

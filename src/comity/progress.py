@@ -25,14 +25,15 @@ def in_notebook() -> bool:
 
 @contextmanager
 def show_progress(
-    progress: bool | Progress | ProgressFactory | None, runs: int = 1, jobs: int = 1
+    progress: bool | Progress | ProgressFactory | None, runs: int | None = 1, jobs: int = 1
 ) -> Iterator[ProgressFactory]:
     """Yield a function that makes the progress display of each run of a call.
 
     Args:
         progress: whether to show progress (default: only in a notebook), or the user's display: an
             object, or a function that makes one from a run's title
-        runs: how many runs the call has; titles of several runs are numbered
+        runs: how many runs the call has, None if that is not known beforehand; titles of several
+            runs are numbered
         jobs: how many runs take place at once
 
     Raises:
@@ -50,7 +51,7 @@ def show_progress(
         elif progress:
             from comity.cli import screen  # rich takes time to import
 
-            yield screen.progress_of_runs(runs, jobs) if runs > 1 else screen.progress
+            yield screen.progress_of_runs(runs, jobs) if runs != 1 else screen.progress
         else:
             yield lambda title: Quiet()
     elif isinstance(progress, Progress):

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Sequence
+
+SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_size(text: str) -> int | None:
+    """Return the bytes of a text such as `10 GB` or `1.5mb`; None if it is not a size with a unit.
+
+    Examples:
+        >>> parse_size("10 GB"), parse_size("1.5mb"), parse_size("10")
+        (10000000000, 1500000, None)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", text.strip().upper())
+    return int(float(match[1]) * SCALES[match[2]]) if match else None
 
 
 def size(count: float) -> str:
@@ -21,6 +35,17 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+def points(fraction: float) -> str:
+    """Return a difference of fractions in percentage points, as in `1 point` or `2.5 points`.
+
+    Examples:
+        >>> points(0.01), points(0.025)
+        ('1 point', '2.5 points')
+    """
+    count = f"{100 * fraction:.3g}"
+    return f"{count} point" if count == "1" else f"{count} points"
 
 
 def deviation(values: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ from malicious_server import MaliciousServer, Refused, weights
 from patient_sites import PatientSites
 
 from comity.base.record import Model
-from comity.deploy.group_size import Group
+from comity.deploy.group_size import RecordGroup
 from comity.deploy.policy import SitePolicy
 from comity.errors import UsageError
 
@@ -99,9 +99,9 @@ def test_figures_of_few_validation_records_do_not_leave(tmp_path: Path) -> None:
 def test_a_field_without_a_description_does_not_leave() -> None:
     """Nobody knows how many records are behind it."""
     policy = SitePolicy("north", Path("data"))
-    policy.check_groups([Group("Model.theta", "weights", 10)], "fedavg")
+    policy.check_groups([RecordGroup("Model.theta", "weights", 10)], "fedavg")
     with pytest.raises(UsageError, match=r"cannot tell how many records are behind Model\.extra"):
-        policy.check_groups([Group("Model.extra", "", None)], "fedavg")
+        policy.check_groups([RecordGroup("Model.extra", "", None)], "fedavg")
 
 
 @pytest.fixture(scope="module")

@@ -49,14 +49,63 @@ def test_the_same_command_shows_the_same_without_training(advised: tuple[Path, s
     assert before == {file: file.stat().st_mtime_ns for file in folder.rglob("*.csv")}
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--lr", "0.5"), "holds a race with lr=0.05, not 0.5"),
+        (("--rounds", "5"), "holds a race with rounds=4, not 5"),
+        (("--metric", "macro_f1"), "holds a race with metric=accuracy, not macro_f1"),
+        (("--data", "heart"), "holds a race with data=digits, not heart"),
+        (("--seed", "1"), "holds a race with seed=0, not 1"),
+    ],
+)
 def test_other_settings_in_the_same_folder_are_refused(
-    advised: tuple[Path, str], tmp_path: Path
+    options: tuple[str, ...], sentence: str, advised: tuple[Path, str]
 ) -> None:
+    """The outcomes of the folder would otherwise be shown as those of the new command."""
+    assert sentence in complaint(comity(*without(options[0]), *options, "--out", advised[0]), 2)
+
+
+def without(option: str) -> tuple[str, ...]:
+    """Return the command without an option, which may be given once."""
+    if option not in FEDERATION:
+        return FEDERATION
+    at = FEDERATION.index(option)
+    return FEDERATION[:at] + FEDERATION[at + 2 :]
+
+
+def test_a_damaged_race_file_is_named(advised: tuple[Path, str], tmp_path: Path) -> None:
     folder = tmp_path / "race"
     shutil.copytree(advised[0], folder)
-    for file in (folder / "outcomes").glob("*.json"):
-        file.unlink()
-    assert "other settings" in complaint(comity(*FEDERATION, "--lr", "0.5", "--out", folder), 2)
+    (folder / "race.json").write_text("{}")
+    assert "race.json is damaged" in complaint(comity(*FEDERATION, "--out", folder), 1)
+
+
+def test_an_option_that_no_method_has_is_refused(tmp_path: Path) -> None:
+    words = (*without("--methods"), "--set", "nonsense=3", "--out", tmp_path / "race")
+    assert "None of the methods has an option called 'nonsense'" in complaint(comity(*words), 2)
+
+
+def test_the_command_for_the_final_model_has_the_same_data(tmp_path: Path) -> None:
+    """The partition follows the seed, so the command repeats it."""
+    output = succeed(
+        *("advise", "--parties", "3", "--rounds", "8", "--model", "linear", "--folds", "2"),
+        *("--partition", "iid|keep(samples=12)", "--methods", "fedavg", "--engine", "loop"),
+        *("--seed", "3", "--lr", "0.2", "--out", tmp_path / "race"),
+    ).out
+    command = output[output.index("comity run fedavg") :].splitlines()[0]
+    assert "--seed 3" in command
+    assert "--partition 'iid|keep(samples=12)'" in command
+
+
+def test_on_tables_gains_are_over_each_party_s_own_model(tmp_path: Path) -> None:
+    output = succeed(
+        *("advise", "--data", "heart", "--rounds", "2", "--methods", "fedavg", "--folds", "2"),
+        *("--model", "mlp2(width=8)", "--out", tmp_path / "race"),
+    ).out
+    assert "over each party's own model" in " ".join(output.split())
+    assert json.loads((tmp_path / "race" / "advice.json").read_text())["baseline"] == "own-model"
+    assert (tmp_path / "race" / "plain-linear" / "fold-2" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(

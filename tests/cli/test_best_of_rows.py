@@ -14,7 +14,7 @@ from comity import papers
 from comity.errors import ComityError, UsageError
 from comity.papers import MethodRow
 from comity.papers.best_of import best_run, choose_runs, describe_choice, validation_score
-from comity.papers.reproduce import Outcome
+from comity.papers.reproduce import RunOutcome
 from comity.runs.tables import METRICS
 
 TABLE = """
@@ -67,7 +67,7 @@ algorithm = "solo"
 
 def write_run(
     folder: Path, seed: int, rounds: int, validation: dict[int, list[float]], test: float = 0.0
-) -> Outcome:
+) -> RunOutcome:
     """Write a run with these validation accuracies: by round, one for each party."""
     folder.mkdir(parents=True)
     lines = ["round,party,split,metric,value"]
@@ -75,7 +75,7 @@ def write_run(
         for i, value in enumerate(figures):
             lines += [f"{t},p{i},validation,accuracy,{value}", f"{t},p{i},test,accuracy,{test}"]
     (folder / METRICS.name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return Outcome(folder, {"seed": seed, "rounds": rounds})
+    return RunOutcome(folder, {"seed": seed, "rounds": rounds})
 
 
 def test_choice_averages_validation_accuracy_over_the_last_tenth_of_rounds(tmp_path: Path) -> None:

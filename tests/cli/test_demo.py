@@ -11,18 +11,34 @@ import pytest
 from harness import comity, complaint, frames, one_sentence, succeed
 
 from comity.cli import demo, screen
+from comity.names import SOLO
 from comity.runs.config import experiment
-from comity.studies.compare import SOLO, experiment_of
+from comity.studies.compare import experiment_of
 
 SETTINGS = {"parties": 4, "rounds": 2, "model": "linear", "partition": "iid", "engine": "loop"}
 TINY = (
     demo.DemoFederation(
-        "1-one", "One federation", "Is it better together?", ("fedavg", "fedprox"), SETTINGS
+        "1-one",
+        "One federation",
+        "Is it better together?",
+        ("fedavg", "fedprox"),
+        SETTINGS,
+        candidates=("fedavg",),
+        advice_folds=2,
     ),
     demo.DemoFederation(
-        "2-two", "Another federation", "And in folds?", ("fedavg",), SETTINGS, folds=2
+        "2-two",
+        "Another federation",
+        "And in folds?",
+        ("fedavg",),
+        SETTINGS,
+        folds=2,
+        candidates=("fedavg",),
+        advice_folds=2,
     ),
 )
+RACE = 4
+"""The runs behind an advice: training alone and one method, on two folds."""
 RUNS = ["solo", "fedavg", "fedprox", "solo, fold 1 of 2"]
 
 
@@ -52,7 +68,7 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
         assert any(line.startswith(f"{method} ") for line in lines)
     assert (out / "report.html").stat().st_size > 100_000
     assert f"The report is in {out / 'report.html'}" in lines
-    assert len(written(out)) == 3 + 2 * 2
+    assert len(written(out)) == 3 + 2 * 2 + 2 * RACE
 
     progress = first.err.splitlines()
     following = [re.search(r": ([^:;]*), round.*; next: (.*)", line) for line in progress]
@@ -120,7 +136,7 @@ def test_ctrl_c_in_the_middle_and_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.parts[-3] for path in sorted(finished)] == ["fedavg", "solo"]
     succeed("demo", "--out", out, "--rounds", "3")
     assert {path: when for path, when in written(out).items() if path in finished} == finished
-    assert len(written(out)) == 7
+    assert len(written(out)) == 7 + 2 * RACE
 
 
 @pytest.mark.usefixtures("tiny")

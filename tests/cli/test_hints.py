@@ -22,7 +22,7 @@ MISTAKES = {
     "data deal --data heart": "Did you mean: comity data split",
     "run exp.yaml": "TOML",
     "run exp.json": "TOML",
-    "compare exp.toml": "exp.toml is no method",
+    "compare exp.toml": "exp.toml is not a method",
     "run fedavg --seeds 0,1": "comity compare METHOD --seeds 0,1,2",
     "run fedavg --seed 0,1": "comity compare METHOD --seeds 0,1,2",
     "compare fedavg --seed 0,1": "--seeds 0,1,2",

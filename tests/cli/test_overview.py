@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-from harness import succeed
+import harness
+from harness import one_sentence, succeed
 
+import comity
 from comity.cli import (  # noqa: F401  (each module adds commands)
+    advise,
     audit,
     catalogue,
     check,
@@ -21,6 +27,8 @@ from comity.cli import (  # noqa: F401  (each module adds commands)
 )
 from comity.cli.options import app
 from comity.cli.overview import COMMANDS, help_text
+
+GROUPS = {str(group.name) for group in app.registered_groups}
 
 
 def test_all_commands_are_in_the_overview() -> None:
@@ -53,3 +61,21 @@ def test_help_and_version_do_not_import_torch() -> None:
             [sys.executable, "-c", code, flag], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_messages_name_existing_commands() -> None:
+    commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    named = re.compile(r"(?<![\w.])(?:'|\(|: |with )comity ([a-z]+)\b")
+    for path in Path(comity.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                for name in named.findall(node.value):
+                    assert name in commands | GROUPS, f"{path}:{node.lineno}: comity {name}"
+
+
+def test_commands_to_copy_quote_their_paths(tmp_path: Path) -> None:
+    folder = tmp_path / "my runs" / "fedavg"
+    options = ("--rounds", 1, "--parties", 2, "--model", "linear", "--out", folder)
+    succeed("run", "fedavg", *options)
+    error = one_sentence(harness.comity("run", "fedavg", *options, "--lr", 1), 2)
+    assert f"comity resume '{folder}'" in " ".join(error.split())

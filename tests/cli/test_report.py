@@ -176,8 +176,8 @@ def test_invalid_options_are_refused(folder: Path, arguments: list[str], expecte
 
 
 def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
-    assert "is no folder" in one_sentence(comity("report", tmp_path / "nothing"), 2)
-    assert "is no folder" in one_sentence(comity("report", folder / "comparison.json"), 2)
+    assert "is not a folder" in one_sentence(comity("report", tmp_path / "nothing"), 2)
+    assert "is not a folder" in one_sentence(comity("report", folder / "comparison.json"), 2)
     (tmp_path / "empty").mkdir()
     assert "holds no runs" in one_sentence(comity("report", tmp_path / "empty"), 2)
     one_sentence(

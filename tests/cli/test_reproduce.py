@@ -16,7 +16,7 @@ from comity import machine, papers
 from comity.errors import ComityError, UsageError
 from comity.papers import Column, MethodRow, reproduce
 from comity.papers.cells import Cell, Figure
-from comity.papers.claims import Verdict, untested, verdicts
+from comity.papers.claims import ClaimVerdict, untested, verdicts
 from comity.papers.pages import format_cells, page, rewrite_pages
 from comity.papers.reproduce import implemented
 from comity.papers.reproduction import Reproduction, read
@@ -158,14 +158,14 @@ def judge(
     worse: tuple[float, ...],
     paper_values: tuple[Any, Any] = (None, None),
     own: bool = True,
-) -> Verdict:
+) -> ClaimVerdict:
     (verdict,) = verdicts(
         CLAIMS, [cell(better, paper_values[0]), cell(worse, paper_values[1], row="b")], own
     )
     return verdict
 
 
-CLAIMS = papers.Table(
+CLAIMS = papers.PaperTable(
     title="",
     source="",
     claims=("a > b",),

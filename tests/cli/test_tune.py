@@ -61,7 +61,7 @@ def test_figures_are_means_over_parties_at_the_chosen_round(tuning: tuple[Path, 
 def test_verdict_has_the_distance_to_the_second_best(tuning: tuple[Path, str]) -> None:
     output = " ".join(tuning[1].split())
     assert "Chosen on validation data: mu=0. The next is mu=30," in output
-    assert "95% interval over 2 seeds, paired" in output
+    assert "whether that is more than chance, 2 seeds cannot tell" in output
     assert f"comity report {tuning[0]}" in output
 
 
@@ -84,7 +84,13 @@ def test_differences_are_paired_over_seeds() -> None:
     assert "within chance" in unsure.verdict
 
 
+def test_two_seeds_have_no_interval() -> None:
+    few = Trials([trial(1, 0.5, 0.7), trial(2, 0.489, 0.69)], "accuracy", (0, 1))
+    assert "2 seeds cannot tell" in few.verdict
+    assert "interval" not in few.verdict
+
+
 def test_interval_is_student_t() -> None:
-    low, high = interval_over_seeds([1.0, 2.0, 3.0])
+    low, high = interval_over_seeds([1.0, 2.0, 3.0]) or (0.0, 0.0)
     half = 4.302652729911275 / math.sqrt(3)  # t(0.975, 2) of the tables, standard deviation 1
     assert (low, high) == pytest.approx((2 - half, 2 + half))

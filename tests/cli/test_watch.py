@@ -170,7 +170,7 @@ class Table:
         self.path, self.times = path, 0
         self.rows: list[list[str]] = []
         self.tail = tables.Growing(
-            tables.Table(path.name, ("number", "word"), list),
+            tables.RunTable(path.name, ("number", "word"), list),
             path.parent,
             self.rows.append,
             self.forget,

@@ -341,7 +341,7 @@ def test_incomplete_row_of_a_table_is_removed(tmp_path: Path) -> None:
     with (tmp_path / "ledger.csv").open("a") as file:
         file.write("2,local,north,server,up,12")  # of 1234: the process was killed here
     book = site_store.SiteTables(tmp_path, "north")
-    assert book.sent == 100
+    assert book.bytes_sent == 100
     book.charge_sent(2, "local", "up", 1234)
     assert [row.bytes for row in site_store.SiteTables(tmp_path, "north").ledger()] == [100, 1234]
     text = (tmp_path / "ledger.csv").read_text()

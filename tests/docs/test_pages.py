@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from comity import cli, papers, run
-from comity.data import catalogue
+from comity.data import catalogue, protocols
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -28,6 +28,7 @@ PAGES = [
     "how-to/agree-on-a-schema",
     "how-to/compare",
     "how-to/equal-computation",
+    "how-to/leave-one-out",
     "how-to/lora",
     "how-to/parallel-runs",
     "how-to/reproduce",
@@ -142,3 +143,31 @@ def test_architecture_page_shows_the_source_of_fedavg() -> None:
     source = (root / "src" / "comity" / "algorithms" / "fedavg.py").read_text(encoding="utf-8")
     code = source[source.index("from typing import Generic") :].rstrip()
     assert f"```python\n{code}\n```" in page
+
+
+def test_every_test_protocol_is_on_the_pages() -> None:
+    table = text("reference/data").split("## Test protocols\n")[1].split("\n## ")[0]
+    first = re.findall(r"^\| `(\w+)", table, flags=re.MULTILINE)
+    assert first == list(protocols.RULES)
+    (line,) = re.findall(r"^- \*\*Test protocols\*\*: (.*)$", text("reference/overview"), re.M)
+    assert re.findall(r"`(\w+)", line) == list(protocols.RULES)
+
+
+def test_tests_that_the_threat_model_names_exist() -> None:
+    page = text("concepts/threat-model")
+    named = re.findall(r"`((?:tests/)?[\w/]+\.py)`", page)
+    paths = [name if "/" in name else f"tests/adversary/{name}" for name in named]
+    assert len(paths) > 15
+    assert [path for path in paths if not (DOCS.parent / path).is_file()] == []
+
+
+def test_tests_that_other_pages_name_exist() -> None:
+    named = {
+        (path.name, name)
+        for path in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]
+        for name in re.findall(
+            r"`((?:tests|benchmarks|scripts|examples)/[\w/.-]+\.\w+)", path.read_text("utf-8")
+        )
+        if "NAME" not in name
+    }
+    assert {(page, name) for page, name in named if not (DOCS.parent / name).is_file()} == set()

@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "python.md": ((0, 0, 8), ["kept"]),
     "your-own.md": (
-        (5, 5, 7),
+        (4, 4, 7),
         ["model-run", "data-run", "partition-run", "metric-run/fedavg/seed-0", "given-run"],
     ),
 }

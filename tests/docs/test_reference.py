@@ -13,7 +13,7 @@ import pytest
 from harness import comity as run_command
 
 import comity
-from comity.runs.tables import TABLES, Table
+from comity.runs.tables import TABLES, RunTable
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -49,7 +49,7 @@ def names_below(heading: str) -> set[str]:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
-def test_every_column_is_explained(table: Table[Any]) -> None:
+def test_every_column_is_explained(table: RunTable[Any]) -> None:
     assert names_below(table.name) == set(table.columns)
 
 

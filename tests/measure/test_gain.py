@@ -12,9 +12,17 @@ import torch
 from torch import Tensor
 
 from comity.errors import ComityError
-from comity.measure.gain import Gain, bootstrap_gain, paired_gain, paired_interval
+from comity.measure.gain import (
+    Gain,
+    bootstrap_gain,
+    count_changes,
+    mean_and_error,
+    paired_gain,
+    paired_interval,
+)
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
+from comity.metrics.reliability import Z95
 from comity.studies.estimate import Estimate
 from comity.studies.party_verdicts import (
     MOST,
@@ -241,6 +249,17 @@ def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
     assert (
         verdicts_of(gains, p=SampleCounts((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
     )  # of several classes one may be missing
+
+
+def test_pseudo_samples_of_differences_are_those_of_agresti_and_min() -> None:
+    """The closed form for paired outcomes and the form for any differences agree."""
+    now, before = [1] * 18 + [0] * 4, [1] * 9 + [0] * 10 + [1] * 3
+    differences = torch.tensor(now).double() - torch.tensor(before).double()
+    middle, error = mean_and_error(differences, resolution=1.0)
+    gain = paired_gain("p", now, before)
+    assert (middle, error) == pytest.approx((gain.middle, gain.error))
+    low, high = paired_interval(*count_changes(now, before), len(now))
+    assert (low, high) == pytest.approx((middle - Z95 * error, middle + Z95 * error))
 
 
 def test_the_interval_over_seeds_by_hand() -> None:

@@ -10,12 +10,9 @@ from comity.errors import ComityError
 from comity.measure.conventions import PAPERS, conventions, curve, party_curves, run_figures
 from comity.measure.targets import (
     TargetReached,
-    bytes_to_target,
     common_target,
     reach_target,
     rounds_to_target,
-    smooth_curve,
-    speedup,
 )
 from comity.wire.ledger import SERVER, Charge
 
@@ -82,19 +79,10 @@ def test_rounds_to_a_target():
     assert rounds_to_target(dict(reversed(LINE.items())), 0.8) == 1
 
 
-def test_one_lucky_round_is_smoothed_away():
-    assert smooth_curve(LINE) == {2: 0.3, 3: 0.8, 4: 0.8}
-    assert rounds_to_target(LINE, 0.8, smooth=True) == 3
-    assert rounds_to_target({0: 0.9, 5: 0.9}, 0.8, smooth=True) is None
-
-
 def test_bytes_to_a_target_are_all_but_evaluation():
-    assert bytes_to_target(LINE, LEDGER, 0.8) == 5 + 120
-    assert bytes_to_target(LINE, LEDGER, 0.8, smooth=True) == 5 + 3 * 120
-    assert bytes_to_target(LINE, LEDGER, 0.05) == 5
-    assert bytes_to_target(LINE, LEDGER, 0.9) is None
-    assert reach_target(LINE, LEDGER, 0.8) == TargetReached(1, 125)
-    assert reach_target(LINE, LEDGER, 0.8, budget=124) is None
+    assert reach_target(LINE, LEDGER, 0.8) == TargetReached(1, 5 + 120)
+    assert reach_target(LINE, LEDGER, 0.05) == TargetReached(0, 5)
+    assert reach_target(LINE, LEDGER, 0.9) is None
 
 
 def test_the_target_is_the_lowest_converged_accuracy():
@@ -105,13 +93,6 @@ def test_the_target_is_the_lowest_converged_accuracy():
         common_target({"fedavg": {}})
 
 
-def test_speedup_is_bytes_of_the_base_by_own():
-    assert speedup(TargetReached(9, 50), TargetReached(3, 700)) == 14
-    assert speedup(None, TargetReached(3, 700)) is None
-    assert speedup(TargetReached(9, 50), None) is None
-    assert speedup(TargetReached(0, 0), TargetReached(3, 700)) == float("inf")
-
-
 def test_a_run_in_all_conventions_agrees_with_its_summary(tmp_path):
     result = comity.run("fedavg", parties=3, rounds=2, out=tmp_path / "run")
     figures, block = run_figures(tmp_path / "run"), result.summary["accuracy"]
@@ -120,7 +101,8 @@ def test_a_run_in_all_conventions_agrees_with_its_summary(tmp_path):
     assert figures["weighted_best"] == pytest.approx(block["best_on_test"]["weighted"])
     assert figures["global_last"] == pytest.approx(block["global"])
     assert figures["P_std"] == pytest.approx(block["std"])
-    after = bytes_to_target(curve(result.metrics), result.ledger, 0.0)
-    assert bytes_to_target({2: 1.0}, result.ledger, 1.0) == result.summary["bytes"]["total"]
-    assert after is not None
-    assert after < result.summary["bytes"]["total"]
+    total = result.summary["bytes"]["total"]
+    assert reach_target({2: 1.0}, result.ledger, 1.0) == TargetReached(2, total)
+    before_training = reach_target(curve(result.metrics), result.ledger, 0.0)
+    assert before_training is not None
+    assert before_training.bytes < total

@@ -31,7 +31,7 @@ from comity.metrics.calibration import (
     specific_threshold,
 )
 from comity.metrics.metrics import METRICS
-from comity.metrics.reliability import fit_intercept, reliability_curve, wilson
+from comity.metrics.reliability import fit_intercept
 from comity.models import build
 from comity.training.task import LearningTask
 
@@ -151,21 +151,6 @@ def test_extreme_scores_keep_their_order(how: str, score: list[float]) -> None:
     scale, shift = fit(logits, torch.tensor([0, 0, 1, 1]))
     assert math.isfinite(shift)
     assert 0 < scale <= MOST_SCALE
-
-
-def test_bins_and_their_intervals() -> None:
-    score = torch.tensor([0.05, 0.15, 0.11, 0.95, 1.0]).logit()
-    curve = reliability_curve(score, torch.tensor([0, 1, 0, 1, 1]))
-    assert [(b.low, b.count, b.share) for b in curve] == [(0, 1, 0), (0.1, 2, 0.5), (0.9, 2, 1)]
-    assert curve[1].probability == pytest.approx(0.13)
-    # Wilson's interval as in Brown, Cai and DasGupta, Interval Estimation for a Binomial
-    # Proportion, 2001: (x + z²/2) / (n + z²) ± z √n / (n + z²) √(p q + z² / 4n).
-    z = 1.959963984540054
-    middle, half = (1 + z * z / 2) / (2 + z * z), z * math.sqrt(2) / (2 + z * z)
-    half *= math.sqrt(0.25 + z * z / 8)
-    assert curve[1].interval == pytest.approx((middle - half, middle + half))
-    assert wilson(0, 20)[0] == 0
-    assert wilson(20, 20)[1] == 1
 
 
 def test_an_intercept_far_away_is_found() -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from comity.papers import Column, MethodRow, Table
+from comity.papers import Column, MethodRow, PaperTable
 from comity.papers.cells import ROUNDING, Cell, Figure
-from comity.papers.claims import Verdict, verdicts
+from comity.papers.claims import ClaimVerdict, verdicts
 from comity.papers.pages import _scattered, format_cells
 
 COLUMN = Column(name="c", title="C", measure="mean")
@@ -31,9 +31,9 @@ def cell(values: tuple[float, ...], printed: Printed = None, row: str = "a") -> 
     )
 
 
-def judge(better: Cell, worse: Cell, as_printed: bool = True) -> Verdict:
+def judge(better: Cell, worse: Cell, as_printed: bool = True) -> ClaimVerdict:
     """The verdict on the claim that the row a is above the row b."""
-    table = Table(
+    table = PaperTable(
         title="",
         source="",
         trials=3,

@@ -74,6 +74,13 @@ def test_gain_is_paired_by_seed_with_student_t_interval() -> None:
     assert MethodGain("x", {2: 62.0, 1: 61.5, 0: 60.0}, gain.solo, 0).sign == -1
 
 
+def test_gain_of_two_seeds_has_no_sign() -> None:
+    """As claims and the board, the map has intervals from three seeds on."""
+    gain = MethodGain("FedAvg", {0: 61.0, 1: 61.1}, {0: 60.0, 1: 60.1}, 1.0)
+    assert gain.sign == 0
+    assert gain.text == "+1.0"
+
+
 def test_gain_of_one_seed_has_no_sign() -> None:
     gain = MethodGain("x", {0: 99.0}, {0: 1.0}, 0)
     assert gain.sign == 0

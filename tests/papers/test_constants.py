@@ -9,7 +9,7 @@ import pytest
 
 from comity import algorithms, papers
 from comity.errors import ComityError
-from comity.papers import KINDS, Column, MethodRow, Table
+from comity.papers import KINDS, Column, MethodRow, PaperTable
 from comity.papers.cells import Cell, Figure
 from comity.papers.claims import verdicts
 from comity.papers.pages import describe_constants
@@ -63,7 +63,7 @@ algorithm = "fedprox"
 """
 
 
-def load(folder: Path, text: str) -> Table:
+def load(folder: Path, text: str) -> PaperTable:
     path = folder / "mine.toml"
     path.write_text(text, encoding="utf-8")
     return papers.table(str(path))
@@ -120,7 +120,7 @@ def test_a_table_without_printed_figures_needs_no_marks(tmp_path: Path) -> None:
     assert load(tmp_path, re.sub(r"paper = .*\n", "", text)).chosen == {}
 
 
-def cells(table: Table) -> list[Cell]:
+def cells(table: PaperTable) -> list[Cell]:
     column: Column = table.columns[0]
     by_row = {"fedavg": (1.0, 1.1, 0.9), "adcol": (3.0, 3.1, 2.9)}
     rows: dict[str, MethodRow] = {row.name: row for row in table.rows}

@@ -14,7 +14,7 @@ from comity import algorithms, papers
 from comity.data.library import _library
 from comity.errors import ComityError
 from comity.measure.conventions import last_tenth
-from comity.papers import Claim, Table
+from comity.papers import Claim, PaperTable
 from comity.papers.cells import CONVENTIONS, FIGURES, NONE, is_weaker
 from comity.papers.reproduction import read
 from comity.runs.config import experiment
@@ -26,7 +26,7 @@ ELSEWHERE = {"party", "rounds_to_lowest", "mdl", "mAP"}
 
 
 @pytest.fixture(params=NAMES)
-def table(request: pytest.FixtureRequest) -> Table:
+def table(request: pytest.FixtureRequest) -> PaperTable:
     return papers.table(request.param)
 
 
@@ -42,7 +42,7 @@ def test_every_main_table_exists() -> None:
     assert expected <= set(NAMES)
 
 
-def test_names_are_unique_and_figures_belong_to_columns(table: Table) -> None:
+def test_names_are_unique_and_figures_belong_to_columns(table: PaperTable) -> None:
     columns, rows = [c.name for c in table.columns], [r.name for r in table.rows]
     assert len(set(columns)) == len(columns)
     assert len(set(rows)) == len(rows)
@@ -56,14 +56,14 @@ def test_names_are_unique_and_figures_belong_to_columns(table: Table) -> None:
         assert table.seeds(scale) >= 1
 
 
-def test_claims_name_rows_and_columns(table: Table) -> None:
+def test_claims_name_rows_and_columns(table: PaperTable) -> None:
     for text in table.claims:
         better, worse, column = Claim(text).parts
         assert {better, worse} <= {r.name for r in table.rows}
         assert column in {"", *(c.name for c in table.columns)}
 
 
-def test_printed_claims_hold_in_the_paper_itself(table: Table) -> None:
+def test_printed_claims_hold_in_the_paper_itself(table: PaperTable) -> None:
     """A claimed order must be that of the printed figures, where the paper prints both."""
     rows = {r.name: r for r in table.rows}
     lower_is_better = {
@@ -87,7 +87,7 @@ def test_printed_claims_hold_in_the_paper_itself(table: Table) -> None:
                 )
 
 
-def test_every_measure_is_known(table: Table) -> None:
+def test_every_measure_is_known(table: PaperTable) -> None:
     measures = {*CONVENTIONS, *FIGURES, *NONE, *ELSEWHERE}
     assert {c.measure.partition(":")[0] for c in table.columns} <= measures
 
@@ -105,7 +105,7 @@ def check_method(text: str) -> None:
 
 
 @pytest.mark.parametrize("scale", papers.SCALES)
-def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
+def test_every_run_is_an_experiment(table: PaperTable, scale: papers.Scale) -> None:
     checked_settings: set[str] = set()  # columns of one row often have the same settings
     for column in table.columns:
         for row in table.rows:
@@ -118,7 +118,7 @@ def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
             check_method(row.algorithm)
 
 
-def test_smoke_needs_no_files(table: Table) -> None:
+def test_smoke_needs_no_files(table: PaperTable) -> None:
     columns, rows = table.select("smoke")
     datasets = {table.run_settings(c.runs, r, "smoke")["data"] for c in columns for r in rows}
     assert all(_library()[parse(name).name].make for name in datasets), datasets
@@ -145,7 +145,7 @@ def test_some_figures_as_printed(where: tuple[str, str, str]) -> None:
     assert PRINTED[where] in [row.printed(column)[0] for row in rows]
 
 
-def test_candidates_have_validation_samples_of_the_same_data(table: Table) -> None:
+def test_candidates_have_validation_samples_of_the_same_data(table: PaperTable) -> None:
     """At every scale the candidates of a `best_of` row have validation samples, and the same
     data.
     """
@@ -261,7 +261,7 @@ def test_table_of_all_methods_has_all_but_newer_ones() -> None:
     assert len(rows) >= 48
 
 
-def test_every_table_fixes_its_experiment_before_its_runs(table: Table) -> None:
+def test_every_table_fixes_its_experiment_before_its_runs(table: PaperTable) -> None:
     """Seeds, rounds, readings and claims are written in the file, at every scale that is run."""
     assert {"trials", "claims", "notes"} <= table.model_fields_set
     assert table.notes

@@ -392,7 +392,7 @@ def test_many_parties(tmp_path: Path) -> None:
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         report(tmp_path / "nothing")
     with pytest.raises(UsageError, match="holds no runs"):
         report(tmp_path)

@@ -21,7 +21,7 @@ from report_page import ReportPage, read_json, run_comparison, run_regression_co
 from comity.data import load
 from comity.reporting import report
 from comity.reporting.charts import DISTINGUISHABLE, method_colours
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.reporting.readable import Run
 
 KINDS = ("none", "invert", "rotate", "noise", "contrast", "blur")
@@ -237,10 +237,12 @@ def scales(part: Any) -> list[tuple[str, str]]:
 
 def test_more_methods_than_colours() -> None:
     """Methods of one setting have different colours while there are enough colours."""
-    page: list[Group] = []
+    page: list[RunGroup] = []
     for k in range(3):
         names = ["common", *(f"m{k}-{j}" for j in range(DISTINGUISHABLE - 1))]
-        page.append(Group(f"g{k}", [Method(name, [Run(Path(name), name)]) for name in names], page))
+        page.append(
+            RunGroup(f"g{k}", [Method(name, [Run(Path(name), name)]) for name in names], page)
+        )
     colours = [method_colours(group) for group in page]
     assert all(len(set(by_method.values())) == DISTINGUISHABLE for by_method in colours)
     assert len({by_method["common"] for by_method in colours}) == 1

@@ -17,7 +17,7 @@ from comity.charts.chart import Chart
 from comity.errors import UsageError
 from comity.reporting import build_sections, report
 from comity.reporting.blocks import Table
-from comity.reporting.gather import Group, gather
+from comity.reporting.gather import RunGroup, gather
 from comity.reporting.static import figure, ranking
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def charts(folder: Path) -> dict[str, tuple[Chart, Group]]:
+def charts(folder: Path) -> dict[str, tuple[Chart, RunGroup]]:
     (group,) = gather(folder)
     sections = build_sections(group, folder, ["fedavg+dbe"], None, False, False)
     return {
@@ -51,7 +51,7 @@ def marks(svg: str) -> int:
     return sum(len(g) for g in root.iter(f"{SVG}g") if "role-mark" in g.get("class", ""))
 
 
-def test_every_chart_draws_its_data(charts: dict[str, tuple[Chart, Group]]) -> None:
+def test_every_chart_draws_its_data(charts: dict[str, tuple[Chart, RunGroup]]) -> None:
     assert {"accuracy-by-round", "accuracy-by-bytes", "gains-adcol", "helps-fedavg+dbe", "classes", "sizes", "distances",
             "space-fedavg+dbe-before", "space-fedavg+dbe-after", "overlap-fed-sps", "discriminator", "offsets-fedavg+dbe",
             "bytes", "bytes-by-round", "bytes-by-party"} <= set(charts)  # fmt: skip
@@ -65,7 +65,7 @@ def test_every_chart_draws_its_data(charts: dict[str, tuple[Chart, Group]]) -> N
         assert "nan" not in chart.alt
 
 
-def test_every_checkbox_changes_its_chart(charts: dict[str, tuple[Chart, Group]]) -> None:
+def test_every_checkbox_changes_its_chart(charts: dict[str, tuple[Chart, RunGroup]]) -> None:
     """A checkbox changes the chart, and its initial state is that of the initial chart."""
     boxes = 0
     for chart, _ in charts.values():

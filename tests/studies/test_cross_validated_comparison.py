@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import succeed
 from sklearn.metrics import r2_score, roc_auc_score
 
 import comity
@@ -18,7 +19,7 @@ from comity.measure.cross_validation import FoldRun, cross_validated_gains, out_
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS
 from comity.runs.folder import RunFolder
-from comity.studies.finished import Comparison
+from comity.studies.finished import Comparison, open_comparison
 from comity.studies.party_verdicts import combine_seeds
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "linear", "progress": False}
@@ -101,6 +102,29 @@ def test_a_model_of_a_fold_can_be_used_again(tmp_path: Path) -> None:
     comparison = comity.compare(["fedavg"], federation, folds=3, out=tmp_path, **SMALL)
     model = comparison.results["fedavg"][2].model("north")
     assert model.predict(federation.parties["north"].test).shape[0] == 10
+
+
+def test_python_chooses_the_folds_of_the_command_line(tmp_path: Path) -> None:
+    options = ["--data", "heart", "--rounds", "1", "--model", "linear", "--plain", "none"]
+    succeed("compare", "fedavg", *options, "--out", tmp_path / "typed", "--no-report")
+    small: dict[str, Any] = {"data": "heart", "plain": "none", **SMALL, "rounds": 1}
+    with pytest.warns(UserWarning, match="5-fold cross-validation.*folds=1 makes it one"):
+        called = comity.compare(["fedavg"], out=tmp_path / "called", **small)
+    in_folder = open_comparison(tmp_path / "typed")
+    assert called.findings.folds == in_folder.findings.folds == 5
+    assert called.findings.seeds == in_folder.findings.seeds
+    assert called.rows[1].figure == in_folder.rows[1].figure
+
+
+@pytest.mark.parametrize("choice", [{"folds": 1}, {"seeds": [0]}, {"test": "own(0.25)"}])
+def test_a_choice_replaces_the_default_folds(choice: dict[str, Any], tmp_path: Path) -> None:
+    small: dict[str, Any] = {"data": "heart", "plain": "none", **SMALL, "rounds": 1}
+    assert comity.compare(["fedavg"], out=tmp_path, **small, **choice).findings.folds == 1
+
+
+def test_equal_methods_are_equal_in_every_fold(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="same here: all parties .* in every round of every fold"):
+        comity.compare(["fedavg", "fedprox(mu=0)"], hospitals(), folds=2, out=tmp_path, **SMALL)
 
 
 def test_missing_folds_are_refused() -> None:

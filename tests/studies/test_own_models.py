@@ -238,7 +238,7 @@ def test_which_plain_models_are_trained() -> None:
 
 
 def test_the_names_of_own_models_are_reserved() -> None:
-    with pytest.raises(UsageError, match="plain-linear is no method"):
+    with pytest.raises(UsageError, match="plain-linear is not a method"):
         comity.compare(["plain-linear"], regression(), **SETTINGS)
 
 

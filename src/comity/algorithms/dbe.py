@@ -160,8 +160,8 @@ class Dbe(NoisyMean, Piloted):
             "body",
         ):
             raise UsageError(
-                f"{name}+{wrapper} makes no sense: {name} {SHARES[host.traits.shares]}; there is no"
-                " averaged extractor."
+                f"{wrapper} is not supported with {name}: {name} {SHARES[host.traits.shares]}, so"
+                " there is no averaged extractor."
             )
         if cls.has_offset and (host.traits.shares != "model" or host.traits.self_contained):
             raise UsageError(
@@ -169,7 +169,8 @@ class Dbe(NoisyMean, Piloted):
             )
         if cls.has_offset and host.traits.no_offset:
             raise UsageError(
-                f"{name}+{wrapper} makes no sense: {name} {host.traits.no_offset}. Use {name}+mr."
+                f"{wrapper} is not supported with {name}: {name} {host.traits.no_offset}. Use"
+                f" {name}+mr."
             )
 
     def check(self, info: Info) -> None:

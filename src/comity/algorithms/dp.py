@@ -84,7 +84,9 @@ class Dp(AsHost[None]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if host.traits.why_not_private:
             first = f" ({name}+ldp+{wrapper} hides them)" if isinstance(host, SendsMeans) else ""
-            raise UsageError(f"{name}+{wrapper} cannot be: {host.traits.why_not_private}{first}.")
+            raise UsageError(
+                f"{wrapper} is not supported with {name}: {host.traits.why_not_private}{first}."
+            )
 
     def check(self, info: Info) -> None:
         if self.level != "party" and any(task.network.norms for task in info.tasks):

@@ -232,8 +232,8 @@ class Fada(DiscriminatorSteps, Algorithm[Targets, dict[int, Params], Model]):
         for k, lesson in m.items():
             begin = lesson.theta | state.get(k, state[NOBODY])
             if self.mu:
-                wanted = TARGET if self.confuse == "both" else SOURCE
-                judges = Judges([lesson.DI], torch.tensor(wanted, device=party.data.train.y.device))
+                domain = TARGET if self.confuse == "both" else SOURCE
+                judges = Judges([lesson.DI], torch.tensor(domain, device=party.data.train.y.device))
                 theta = (await party.fit(self.source_loss, begin, key, judges)).theta
             else:
                 theta = (await party.fit(plain, begin, key)).theta

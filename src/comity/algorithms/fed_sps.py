@@ -52,7 +52,7 @@ from comity.components.overlap import (
     pull,
 )
 from comity.components.peer import Group, PeerToPeer
-from comity.components.schedule import Schedule, Step
+from comity.components.schedule import Step, StepSchedule
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
 
@@ -84,7 +84,7 @@ class Overlapping:
 
 
 @algorithm
-class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
+class FedSps(Attacks, Overlaps, Asks, StepSchedule, PeerToPeer[FedSpsState]):
     alpha: float = option(0.1, "α, weight of the party's own perturbed samples", minimum=0)
     alpha_mode: Literal["train", "eval"] = option(
         "train", "how they pass BatchNorm and dropout: as in training, or evaluation"

@@ -57,8 +57,8 @@ class Ldp(Wrapper[None]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if others := sorted(host.traits.leaves - HIDES, reverse=True):
             raise UsageError(
-                f"{name}+{wrapper} cannot be: its parties send {LEAVES[others[0]]}, which this"
-                " noise does not hide."
+                f"{wrapper} is not supported with {name}: its parties send {LEAVES[others[0]]},"
+                " which this noise does not hide."
             )
         if isinstance(host, Wrapper):
             raise UsageError(
@@ -67,12 +67,14 @@ class Ldp(Wrapper[None]):
             )
         if not host.traits.leaves:
             raise UsageError(
-                f"{name}+{wrapper} cannot be: its parties send nothing that could be hidden."
+                f"{wrapper} is not supported with {name}: its parties send nothing that could be"
+                " hidden."
             )
         if not isinstance(host, SendsMeans | PrivateRows):
             content = LEAVES[min(host.traits.leaves)]
             raise UsageError(
-                f"{name}+{wrapper} cannot be: its parties send {content}, and {UNBOUNDED}."
+                f"{wrapper} is not supported with {name}: its parties send {content}, and"
+                f" {UNBOUNDED}."
             )
         if isinstance(host, PrivateRows) and host.noise != "none":
             raise UsageError(
@@ -80,8 +82,8 @@ class Ldp(Wrapper[None]):
             )
         if getattr(host, "guarded", 0) or getattr(host, "secret", 0):
             raise UsageError(
-                f"{name}+{wrapper} cannot be with guarded or secret samples: the noise is for all"
-                " of them."
+                f"{wrapper} is not supported with guarded or secret samples of {name}: the noise is"
+                " for all of them."
             )
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from comity.auditing.finding import Check, Untried
 from comity.auditing.view import View
-from comity.privacy.account import PrivacyCharge, read_epsilon
+from comity.privacy.account import PrivacyCharge, epsilon_for_json, format_epsilon, read_epsilon
 from comity.wire.ledger import EVERYBODY
 
 CHECK = "account"
@@ -55,20 +55,20 @@ def check_account(view: View) -> Check | Untried | None:
     party, claimed, again = max(wrong or compared, key=lambda each: each[2])
     figures = {
         "party": party,
-        "claimed": _plain(claimed),
-        "recomputed": _plain(again),
+        "claimed": epsilon_for_json(claimed),
+        "recomputed": epsilon_for_json(again),
         "replies_without_row": missing,
     }
-    measured = f"epsilon {_text(again)}"
-    expected = f"{_text(claimed)} or less, which is claimed for {party}"
+    epsilon_text = f"epsilon {format_epsilon(again, '.3f')}"
+    expected = f"{format_epsilon(claimed, '.3f')} or less, which is claimed for {party}"
     how = "Recomputed from privacy.csv by dp-accounting alone."
     if wrong:
         text = f"{how} The run claims less than its own releases add up to."
-        return Check(CHECK, measured, expected, "wrong", text, figures)
+        return Check(CHECK, epsilon_text, expected, "wrong", text, figures)
     if missing:
         text = f"{how} But privacy.csv has no row for {missing:,} of the recorded replies."
-        return Check(CHECK, measured, expected, "wrong", text, figures)
-    return Check(CHECK, measured, expected, "right", how, figures)
+        return Check(CHECK, epsilon_text, expected, "wrong", text, figures)
+    return Check(CHECK, epsilon_text, expected, "right", how, figures)
 
 
 def _exceeds(again: float, claimed: float) -> bool:
@@ -117,14 +117,14 @@ def _compose(events: Mapping[tuple[Any, ...], int], neighbours: set[str], delta:
         if fixed_size
         else pld.PLDAccountant(relation.REPLACE_SPECIAL, GRID)
     )
-    for (mechanism, noise, rate, drawn, drawn_of, steps), count in events.items():
+    for (mechanism, noise, rate, sample_size, drawn_of, steps), count in events.items():
         event: Any = (
             dp_accounting.LaplaceDpEvent(noise)
             if mechanism == "laplace"
             else dp_accounting.GaussianDpEvent(noise)
         )
         if drawn_of:
-            event = dp_accounting.SampledWithoutReplacementDpEvent(drawn_of, drawn, event)
+            event = dp_accounting.SampledWithoutReplacementDpEvent(drawn_of, sample_size, event)
         elif rate < 1:
             event = dp_accounting.PoissonSampledDpEvent(rate, event)
         accountant.compose(event, steps * count)
@@ -143,11 +143,3 @@ def replies_without_row(view: View, rows: list[PrivacyCharge]) -> int:
         if message.kind == "reply" and message.call.function in functions
     }
     return len(replies - charged)
-
-
-def _text(epsilon: float) -> str:
-    return "infinite" if math.isinf(epsilon) else f"{epsilon:.3f}"
-
-
-def _plain(epsilon: float) -> float | str:
-    return "infinite" if math.isinf(epsilon) else epsilon

@@ -37,6 +37,7 @@ from comity.errors import UsageError
 from comity.metrics.metrics import METRICS
 from comity.models import CustomModel
 from comity.names import display_name
+from comity.privacy.account import INFINITE
 from comity.runs.folder import CONFIG, RunFolder
 from comity.safe_files import make_folder, write_atomically
 from comity.units import size
@@ -139,7 +140,7 @@ class RunAudit:
             "bytes": self.bytes_sent,
             "metric": self.metric,
             "figure": self.figure,
-            "epsilon_claimed": "infinite" if self.claimed is None else self.claimed,
+            "epsilon_claimed": INFINITE if self.claimed is None else self.claimed,
             "unit": self.unit,
             "epsilon_shown": self.epsilon_shown,
             "delta": self.delta,
@@ -160,7 +161,7 @@ class RunAudit:
         if figure and name_metric:
             figure = f"{metric.title} {figure}"
         unit = "" if self.unit in ("", "record") else f" ({self.unit})"
-        claimed = "infinite" if self.claimed is None else f"{self.claimed:.3g}{unit}"
+        claimed = INFINITE if self.claimed is None else f"{self.claimed:.3g}{unit}"
         size_sent = size(self.bytes_sent)
         rows = [
             [

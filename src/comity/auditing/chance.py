@@ -27,7 +27,7 @@ GUESSED = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Shares of the candidates about which guesses are made, those with the highest scores first."""
 
 
-class Estimate(NamedTuple):
+class IntervalEstimate(NamedTuple):
     """An estimate with the ends of its interval."""
 
     value: float
@@ -42,14 +42,14 @@ class Scored(NamedTuple):
     member: Tensor
 
 
-def share(hits: int, tries: int, level: float = LEVEL) -> Estimate:
+def share(hits: int, tries: int, level: float = LEVEL) -> IntervalEstimate:
     """The share of hits with its exact interval (Clopper and Pearson)."""
     low = float(beta.ppf(level / 2, hits, tries - hits + 1)) if hits else 0.0
     high = float(beta.ppf(1 - level / 2, hits + 1, tries - hits)) if hits < tries else 1.0
-    return Estimate(hits / tries, low, high)
+    return IntervalEstimate(hits / tries, low, high)
 
 
-def area(parties: Sequence[Scored], key: Key) -> Estimate:
+def area(parties: Sequence[Scored], key: Key) -> IntervalEstimate:
     """The AUC over all parties: the chance that a member has a higher score than another candidate
     of its party. The interval is a bootstrap over candidates.
     """
@@ -68,7 +68,7 @@ def area(parties: Sequence[Scored], key: Key) -> Estimate:
     low, high = torch.quantile(
         means, torch.tensor([LEVEL / 2, 1 - LEVEL / 2], dtype=torch.float64)
     ).tolist()
-    return Estimate(value, low, high)
+    return IntervalEstimate(value, low, high)
 
 
 def _bootstrap_weights(member: Tensor, key: Key) -> Tensor:
@@ -105,9 +105,9 @@ def pool_parties(parties: Sequence[Scored]) -> Scored:
 class PositiveRates(NamedTuple):
     """The true and false positive rates at a threshold."""
 
-    members: Estimate
+    members: IntervalEstimate
     """The share of members above the threshold (true positives)."""
-    others: Estimate
+    others: IntervalEstimate
     """The share of others above the threshold (false positives)."""
 
     @property

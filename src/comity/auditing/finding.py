@@ -11,7 +11,7 @@ from torch import Tensor
 
 from comity.auditing.chance import (
     RATES,
-    Estimate,
+    IntervalEstimate,
     Scored,
     area,
     epsilon_from_guesses,
@@ -210,7 +210,7 @@ def membership(
 
 
 def reconstruction(
-    attack: str, how: str, measure: str, estimate: Estimate, prior: float, **more: Any
+    attack: str, how: str, measure: str, estimate: IntervalEstimate, prior: float, **more: Any
 ) -> Finding:
     """The result of a reconstruction attack."""
     return Finding(attack, how, measure, *estimate, prior=prior, **more)

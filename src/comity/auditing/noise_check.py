@@ -99,7 +99,7 @@ def _judge(replies: Sequence[Changes]) -> Check:
         "numbers": count,
         "replies": len(replies),
     }
-    measured = f"{ratio:.3f} ({low:.3f} to {high:.3f})"
+    ratio_text = f"{ratio:.3f} ({low:.3f} to {high:.3f})"
     expected = "1 or more times the declared noise"
     how = (
         f"That is the root mean square of {count:,} changes of weights in {len(replies):,} replies,"
@@ -107,15 +107,15 @@ def _judge(replies: Sequence[Changes]) -> Check:
     )
     if high < LEAST:
         text = f"{how} There is less noise than the account declares."
-        return Check(CHECK, measured, expected, "wrong", text, figures)
+        return Check(CHECK, ratio_text, expected, "wrong", text, figures)
     if broken >= LEAST:
         text = (
             f"{how} Training without noise gives {alone:.3f}: whether the noise is there cannot be"
             " told beside it."
         )
-        return Check(CHECK, measured, expected, "no power", text, figures)
+        return Check(CHECK, ratio_text, expected, "no power", text, figures)
     text = f"{how} With a tenth of the noise it would be {broken:.3f}."
-    return Check(CHECK, measured, expected, "right", text, figures)
+    return Check(CHECK, ratio_text, expected, "right", text, figures)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ candidate samples.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.models import CustomModel
+from comity.privacy.account import INFINITE, read_epsilon
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import RunFolder
 from comity.runs.recording import RecordedMessage
@@ -107,8 +109,8 @@ class View:
     @property
     def claimed(self) -> float | None:
         """The epsilon that the run claims; None if it is infinite."""
-        epsilon = self.summary.get("privacy", {}).get("epsilon", "infinite")
-        return None if epsilon == "infinite" else float(epsilon)
+        epsilon = read_epsilon(self.summary.get("privacy", {}).get("epsilon", INFINITE))
+        return None if math.isinf(epsilon) else epsilon
 
     @property
     def unit(self) -> str:

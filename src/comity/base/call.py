@@ -78,6 +78,6 @@ class PartyResult(NamedTuple):
     unusable: tuple[int, ...] = ()
     """The senders of sealed messages that were ignored because a value in them is not finite."""
     unfit: str | None = None
-    """The name of the first value in the reply that is not finite, or empty; None if no worker has
-    checked. A worker that checks replaces the reply's tensors by meta tensors.
+    """The name of the first value in the reply that is not finite, or empty; None if no engine or
+    worker has checked. A worker that adds up replies replaces their tensors by meta tensors.
     """

@@ -318,32 +318,33 @@ def meta_like(tree: Any) -> Any:
     )
 
 
+PLAIN_BYTES: dict[type, int] = {bool: 1, int: 4, float: 4, type(None): 0}
+"""The bytes that plain values of exactly these types are charged for."""
+
+
 def payload(tree: Any) -> int:
     """The bytes that a message is charged for: tensors by size, 4 per number, 1 per bool, the UTF-8
     bytes of strings.
 
     Framing (field names, shapes) is not counted. A sealed message is charged to its own edge.
     """
+    plain = PLAIN_BYTES.get(type(tree))
+    if plain is not None:
+        return plain
     if isinstance(tree, Tensor):
         return tree.nbytes
     if isinstance(tree, dict):
         return sum(map(payload, tree.values()))
     if is_record(tree):
         return sum(map(payload, vars(tree).values()))
-    if isinstance(tree, list | tuple):
-        return sum(map(payload, tree))
-    return _plain_payload(tree)
+    return sum(map(payload, tree)) if isinstance(tree, list | tuple) else _other_payload(tree)
 
 
-def _plain_payload(value: Any) -> int:
-    """The bytes of a plain value; 0 for types that are not counted."""
-    if isinstance(value, bool):
-        return 1
+def _other_payload(value: Any) -> int:
+    """The bytes of a string, or of a number of a derived type; 0 for types that are not counted."""
     if isinstance(value, int | float):
         return 4
-    if isinstance(value, str):
-        return len(value.encode())
-    return 0
+    return len(value.encode()) if isinstance(value, str) else 0
 
 
 @record

@@ -51,7 +51,7 @@ class Chart:
     checkboxes: tuple[Checkbox, ...] = ()
     half: bool = False
     """Whether the chart takes half of the page's width."""
-    drawn: str = ""
+    selection: str = ""
     """Which parties are drawn, in a sentence, if not all are. It is part of the caption, and in the
     figure itself where that is a file.
     """
@@ -63,4 +63,4 @@ class Chart:
     @property
     def caption(self) -> str:
         """What the chart shows in words, and which parties are drawn if not all are."""
-        return f"{self.alt} {self.drawn}".rstrip()
+        return f"{self.alt} {self.selection}".rstrip()

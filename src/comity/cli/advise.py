@@ -10,6 +10,7 @@ import typer
 from comity.cli.options import (
     Jobs,
     Out,
+    PlainModels,
     Settings,
     app,
     free_folder,
@@ -68,10 +69,11 @@ def advise(
         str,
         typer.Option(
             "--prior",
-            help="board: let standings on similar federations help to choose who goes on",
+            help="board: let gains on similar federations help to choose who goes on",
             metavar="none|board",
         ),
     ] = "none",
+    plain: PlainModels = "auto",
     jobs: Jobs = "1",
     out: Out = None,
     page: Annotated[
@@ -80,16 +82,13 @@ def advise(
 ) -> None:
     """Which method to use on these data, or whether to stay alone.
 
-    Methods race on out-of-fold samples: all run half of their rounds, and the best go on.
+    All methods are tried on one fold of the samples, and the best is tested on the others.
     """
-    from dataclasses import replace
-
     from comity.cli import screen
     from comity.reporting.advice_page import write_advice_page
     from comity.studies.advise.advise import ADVICE, find_prior
     from comity.studies.advise.advise import advise as find_advice
     from comity.studies.advise.feasible import parse_bytes, parse_time
-    from comity.studies.advise.race import Rule
     from comity.studies.parallel import parse_jobs
 
     job_count = parse_jobs(jobs)
@@ -98,8 +97,6 @@ def advise(
             "advise tests on every sample by cross-validation: leave out --test (--folds says into"
             " how many parts)."
         )
-    if not 0 < margin < 100:
-        raise UsageError(f"margin is a number of points between 0 and 100, not {margin:g}.")
     most_bytes = None if max_bytes is None else parse_bytes(max_bytes)
     seconds = None if budget_time is None else parse_time(budget_time)
     base = experiment(settings).but(test=f"folds({folds})")
@@ -108,11 +105,12 @@ def advise(
         advice = find_advice(
             base,
             folder,
-            screen.progress if job_count == 1 else screen.progress_of_runs(folds, job_count),
+            screen.progress_of_runs(None, job_count),
             print_warning,
-            split_methods(methods),
+            methods=split_methods(methods),
             jobs=job_count,
-            rule=replace(Rule(), margin=margin / 100),
+            margin=margin,
+            plain=plain,
             prior=find_prior(prior),
             max_bytes=most_bytes,
             budget_time=seconds,
@@ -147,20 +145,22 @@ def show_advice(advice: Advice) -> None:
     """Print the advice on one screen."""
     from comity.cli import screen
     from comity.reporting.advice_page import METHOD_HEADS, method_rows, party_lines
+    from comity.studies.advise.verdict import BASELINES
     from comity.units import duration
 
     screen.out.print("Advice", style="bold")
     screen.print_sentence(advice.verdict.sentence)
     screen.table(METHOD_HEADS, method_rows(advice), "The race", wide=(len(METHOD_HEADS) - 1,))
     screen.print_legend(
-        "gain: over training alone in points, mean over parties, with half of its 95% interval,"
-        f" which holds at all looks of the race and for all {advice.race.looks.comparisons}"
-        " methods together. folds: on which all rounds were run; 1/2: half of the rounds of one."
+        f"gain: over {BASELINES[advice.race.baseline]} in points, mean over parties, with half of"
+        " its 95% interval: of the method that was tested, on the folds that did not choose it; of"
+        f" the others, on the first fold, for all {len(advice.race.arms) - 1} methods together."
+        " folds: on which all rounds were run; 1/2: half of the rounds of one."
     )
     for line in party_lines(advice, MOST_PARTIES):
         screen.print_sentence(line)
-    for note in advice.race.notes:
-        screen.print_sentence(note)
+    for warning in advice.race.warnings:
+        screen.print_sentence(warning)
     screen.out.print(
         f"The race took {advice.race.spent:.1f} runs, where one of each method is"
         f" {len(advice.race.arms)}; {duration(advice.seconds)}.",

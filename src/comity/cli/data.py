@@ -13,6 +13,7 @@ from comity.cli import profile as _profile  # noqa: F401 - adds `comity data pro
 from comity.cli.options import Settings, data_app, print_warning, with_experiment, with_options
 from comity.errors import UsageError
 from comity.runs.config import experiment
+from comity.text import shell_line
 
 
 @data_app.command("inspect")
@@ -406,7 +407,8 @@ def import_(
     for sentence in (*dataset.warnings, *schema_sentences):
         screen.out.print(sentence, soft_wrap=True)
     screen.out.print(
-        f"Use the data with --data {out}; inspect them with comity data inspect --data {out}",
+        f"Use the data with {shell_line('--data', out)}; inspect them with"
+        f" {shell_line('comity', 'data', 'inspect', '--data', out)}",
         soft_wrap=True,
     )
 
@@ -460,7 +462,8 @@ def schema(
     for warning in warnings:
         print_warning(warning)
     screen.out.print(
-        f"The schema is in {out}: read it, then import with --schema {out}", soft_wrap=True
+        f"The schema is in {out}: read it, then import with {shell_line('--schema', out)}",
+        soft_wrap=True,
     )
 
 

@@ -1,10 +1,8 @@
 """The command `comity demo`: three federations are asked whether collaborating helps them.
 
-The settings were chosen to resemble real federations, before anybody looked at who wins. Networks,
-rounds and step sizes are the same for all methods of a federation, and other constants are those of
-the papers. To fit two minutes, rounds were cut afterwards (40 to 30 in the second federation), and
-the two methods with the most computation were left out of the third (`examples/five.sh` has them,
-with three seeds). With twenty sites Fed-SPS asks four peers a round instead of all.
+Networks, rounds and step sizes are the same for all methods of a federation. Other constants are
+those of the papers, except that Fed-SPS asks four peers a round among twenty sites. The third
+federation leaves out FedUFO and Fed-SPS to save time; `examples/five.sh` runs them, too.
 """
 
 from __future__ import annotations
@@ -22,11 +20,12 @@ from rich.text import Text
 
 from comity.cli.options import app, resumable, write_report
 from comity.errors import UsageError
-from comity.names import display_name
-from comity.text import escape_terminal
+from comity.names import SOLO, display_name
+from comity.text import escape_terminal, shell_line
 
 if TYPE_CHECKING:
     from comity.runs.server_run import ServerRun
+    from comity.studies.advise.advise import Advice
     from comity.studies.compare import Findings
     from comity.studies.estimate import Estimate
     from comity.studies.method_summary import MethodSummary
@@ -43,7 +42,11 @@ class DemoFederation:
     methods: tuple[str, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     folds: int = 1
-    """The number of folds of cross-validation."""
+    """The number of folds of cross-validation in the comparison."""
+    candidates: tuple[str, ...] = ()
+    """The methods that the advice chooses from."""
+    advice_folds: int = 4
+    """The number of folds of the advice."""
 
     @property
     def seeds(self) -> list[int]:
@@ -62,6 +65,7 @@ FEDERATIONS = (
         ("fedavg", "fedavg+dbe", "adcol", "fedufo", "fed-sps", "relay"),
         {"data": "heart", "metric": "auc"},
         folds=5,
+        candidates=("fedavg", "fedavg+dbe"),
     ),
     DemoFederation(
         "2-few-labels",
@@ -70,6 +74,7 @@ FEDERATIONS = (
         " digits better together than alone?",
         ("fedavg", "fedavg+dbe", "adcol", "fedufo", "fed-sps(peers=4)", "relay"),
         {"partition": "dirichlet(alpha=1,min=35)|keep(samples=25)", "parties": 20, "rounds": 30},
+        candidates=("fedavg", "fedavg+dbe", "relay"),
     ),
     DemoFederation(
         "3-sensors",
@@ -87,6 +92,8 @@ FEDERATIONS = (
             "epochs": 2,
             "rounds": 30,
         },
+        candidates=("fedavg", "fedbn"),
+        advice_folds=3,
     ),
 )
 
@@ -110,11 +117,11 @@ def demo(
     check_folder(out)
     if all((out / federation.folder / "comparison.json").is_file() for federation in FEDERATIONS):
         screen.print_sentence(
-            f"The runs in {out} are finished, and are shown again. For new ones: comity demo --out"
-            f" {out}-2"
+            f"The runs in {out} are finished, and are shown again. For new ones:"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
-    again = "comity demo" + (f" --out {out}" if out != Path("demo") else "")
-    again += f" --rounds {rounds}" if rounds else ""
+    folder_words = ["--out", out] if out != Path("demo") else []
+    again = shell_line("comity", "demo", *folder_words, *(["--rounds", rounds] if rounds else []))
     answers = []
     with resumable(again, always=True):
         for number, federation in enumerate(FEDERATIONS, 1):
@@ -123,7 +130,8 @@ def demo(
             screen.out.print(heading, style="bold")
             progress = FederationProgress(federation, upcoming)
             findings, warnings = compare_methods(federation, out, rounds, progress)
-            show_screen(federation, findings, warnings, out)
+            advice = find_advice(federation, out, rounds)
+            show_screen(federation, findings, warnings, advice)
             screen.out.print()
             answers.append((federation, findings))
     show_end(answers, out)
@@ -133,11 +141,12 @@ def check_folder(out: Path) -> None:
     """Refuse a folder with files that are not the demo's, which its page could replace."""
     if out.is_dir() and any(out.iterdir()) and not (out / FEDERATIONS[0].folder).is_dir():
         raise UsageError(
-            f"{out} has files that are not of a demo: choose another folder, as in comity demo"
-            f" --out {out}-2"
+            f"{out} has files that are not of a demo: choose another folder, as in"
+            f" {shell_line('comity', 'demo', '--out', f'{out}-2')}"
         )
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file: choose a folder, as in comity demo --out {out.stem}-2")
+        command = shell_line("comity", "demo", "--out", f"{out.stem}-2")
+        raise UsageError(f"{out} is a file: choose a folder, as in {command}")
 
 
 def compare_methods(
@@ -153,9 +162,7 @@ def compare_methods(
     from comity.runs.config import experiment
     from comity.studies.compare import compare
 
-    settings = dict(federation.settings)
-    if rounds is not None:
-        settings["rounds"] = rounds
+    settings = settings_of(federation, rounds)
     if federation.folds > 1:
         settings["test"] = f"folds({federation.folds})"
     warnings: list[str] = []
@@ -173,6 +180,36 @@ def compare_methods(
     return findings, warnings
 
 
+def settings_of(federation: DemoFederation, rounds: int | None) -> dict[str, Any]:
+    """Return the settings of a federation, with the rounds that the user chose."""
+    return federation.settings | ({} if rounds is None else {"rounds": rounds})
+
+
+def find_advice(federation: DemoFederation, out: Path, rounds: int | None) -> Advice:
+    """Return the advice for a federation, as `comity advise` gives it, two runs at once."""
+    from comity.cli import screen
+    from comity.reporting.advice_page import write_advice_page
+    from comity.runs.config import experiment
+    from comity.runs.server_run import Quiet
+    from comity.studies.advise.advise import RACE_FOLDER, advise
+    from comity.studies.parallel import parse_jobs
+
+    screen.err.print(f"Testing on {federation.advice_folds} folds which method to advise ...")
+    settings = settings_of(federation, rounds)
+    test = f"folds({federation.advice_folds})"
+    advice = advise(
+        experiment(settings | {"test": test, "engine": "auto"}),
+        out / federation.folder / RACE_FOLDER,
+        lambda title: Quiet(),
+        lambda text: None,
+        methods=federation.candidates,
+        jobs=parse_jobs("auto"),
+        settings=settings,
+    )
+    write_advice_page(advice)
+    return advice
+
+
 # --- Progress ---------------------------------------------------------------------------------
 
 
@@ -187,7 +224,6 @@ class FederationProgress:
 
     def __init__(self, federation: DemoFederation, after: str) -> None:
         from comity.cli import screen
-        from comity.studies.compare import SOLO
 
         methods = [display_name(method) for method in (SOLO, *federation.methods)]
         self._runs = [
@@ -297,9 +333,11 @@ def print_labelled(label: str, text: str, style: str = "") -> None:
 
 
 def show_screen(
-    federation: DemoFederation, findings: Findings, warnings: Sequence[str], out: Path
+    federation: DemoFederation, findings: Findings, warnings: Sequence[str], advice: Advice
 ) -> None:
     """Print a federation's question, the answer, the evidence and the advice."""
+    from comity.reporting.advice_page import PAGE
+
     print_labelled("Question", federation.question)
     if findings.overall is None:
         print_labelled("Answer", "No method could be compared with training alone.", "yellow")
@@ -308,33 +346,12 @@ def show_screen(
     print_methods(findings.rows)
     about_methods = sum(len(row.caveats) for row in findings.rows)
     count = len(warnings) + about_methods
-    noted = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
-    noted += " (*: about this method)." if about_methods else "."
-    evidence = [findings.overall.whom, findings.overall.sure, noted if count else ""]
+    on_warnings = f"{count} warning{'s are' if count > 1 else ' is'} on the page"
+    on_warnings += " (*: about this method)." if about_methods else "."
+    evidence = [findings.overall.whom, findings.overall.sure, on_warnings if count else ""]
     print_labelled("Evidence", " ".join(filter(None, evidence)))
-    for k, sentence in enumerate(advice(federation, findings, out)):
-        print_labelled("" if k else "Advice", sentence, "cyan" if k else "")
-
-
-def advice(federation: DemoFederation, findings: Findings, out: Path) -> list[str]:
-    """Return what to do next, a sentence each; the last one has a command.
-
-    This is the one place where the demo gives advice: the verdict's words on the cost, and one
-    command, which depends on whether there is a clear gain.
-    """
-    overall, gain = findings.overall, _best_gain(findings)
-    if overall is None or gain is None:
-        return []
-    folder = out / federation.folder
-    if gain.helped:
-        from comity.studies.compare import run_folder
-
-        run = run_folder(folder, overall.method, findings.seeds[0])
-        party = findings.answers[0].party
-        last = f"Take a model into use: comity export '{run}' --party {party}"
-    else:
-        last = f"See each party's own answer: comity report {folder}"
-    return [text for text in (overall.cost, last) if text]
+    print_labelled("Advice", advice.verdict.sentence)
+    print_labelled("", advice.command or f"How it was found: {advice.folder / PAGE}", "cyan")
 
 
 def _best_gain(findings: Findings) -> Estimate | None:
@@ -383,3 +400,4 @@ def show_end(answers: Sequence[tuple[DemoFederation, Findings]], out: Path) -> N
     write_report(out)
     print_labelled("Next", "Your own data: comity data import FOLDER --out mine")
     print_labelled("", "then: comity compare fedavg fedavg+dbe --data mine", "cyan")
+    print_labelled("", "or: comity advise --data mine", "cyan")

@@ -25,6 +25,7 @@ from comity.cli.finished_runs import (
 from comity.cli.options import deploy_app
 from comity.errors import ComityError, UsageError, unknown
 from comity.safe_files import make_private_folder, write_atomically
+from comity.text import shell_line
 from comity.units import size
 
 if TYPE_CHECKING:
@@ -214,7 +215,8 @@ def accept(
         raise UsageError(f"{folder} is running, as process {pid}: stop it first.")
     startup_kits.accept(signed, folder, fingerprint)
     screen.out.print(
-        f"{folder} is ready: comity deploy check {folder}, then comity deploy start {folder}",
+        f"{folder} is ready: {shell_line('comity', 'deploy', 'check', folder)}, then"
+        f" {shell_line('comity', 'deploy', 'start', folder)}",
         soft_wrap=True,
     )
 
@@ -251,8 +253,9 @@ def renew(
     fingerprint = startup_kits.read_request(request_copy).get("public_key_sha256")
     signed = request_copy.name.replace(".request.zip", ".signed.zip")
     screen.out.print(
-        f"Send {request_copy} to the operator, who signs it: comity deploy approve {request_copy}"
-        f" --again. Then: comity deploy accept {signed} --site {folder} --fingerprint ...",
+        f"Send {request_copy} to the operator, who signs it:"
+        f" {shell_line('comity', 'deploy', 'approve', request_copy, '--again')}. Then:"
+        f" {shell_line('comity', 'deploy', 'accept', signed, '--site', folder)} --fingerprint ...",
         soft_wrap=True,
     )
     screen.out.print(
@@ -444,7 +447,7 @@ def report(site: Site = Path()) -> None:
                 run.path.name,
                 method,
                 rounds,
-                size(SiteTables(run.path, policy.name).sent),
+                size(SiteTables(run.path, policy.name).bytes_sent),
                 figure,
                 model,
             ]

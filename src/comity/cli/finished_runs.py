@@ -11,7 +11,7 @@ import typer
 
 from comity.cli.options import Out, RunDir, Trust, app, print_warning
 from comity.errors import UsageError
-from comity.text import escape_terminal
+from comity.text import escape_terminal, shell_line
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 Samples = Annotated[
@@ -264,7 +264,8 @@ def export(
     run = RunFolder(run_dir)
     if (summary := run.read_summary()) is None:
         raise ComityError(
-            f"The run in {run_dir} is not finished: resume it with 'comity resume {run_dir}'."
+            f"The run in {run_dir} is not finished: resume it with"
+            f" '{shell_line('comity', 'resume', run_dir)}'."
         )
     run.check()
     folder = out or run_dir / "exported" / party
@@ -275,7 +276,8 @@ def export(
     if (folder / "model.pt2").exists():
         kind = "csv" if job.federation.schema else "npz"
         screen.out.print(
-            f"Predict with it, without Comity: python {folder}/predict.py NEW.{kind}",
+            "Predict with it, without Comity:"
+            f" {shell_line('python', folder / 'predict.py', f'NEW.{kind}')}",
             soft_wrap=True,
         )
 

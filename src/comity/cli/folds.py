@@ -8,10 +8,6 @@ from comity.cli.options import Settings
 from comity.errors import UsageError
 from comity.runs.config import Experiment
 
-SMALL_PARTY = 400
-"""Tables in which a party has fewer samples are compared by cross-validation by default."""
-DEFAULT_FOLDS = 5
-
 
 def with_folds(
     base: Experiment,
@@ -34,8 +30,10 @@ def with_folds(
         repeats: the typed `--repeats`
         federation: the typed `--federation`, if parties are at sites
     """
+    from comity.cli import screen
     from comity.data.protocols import folds_of
-    from comity.studies.cross_validation import fold_seeds
+    from comity.runs.build import federation_of
+    from comity.studies.cross_validation import default_folds, fold_seeds
 
     typed = folds_of(base.test)
     if federation and max(folds or 1, typed) > 1:
@@ -49,7 +47,9 @@ def with_folds(
             " (--repeats 3 takes the place of three seeds)."
         )
     if folds is None and typed == 1 and "test" not in settings and seeds is None and not federation:
-        folds = _default_folds(base)
+        folds, reason = default_folds(federation_of(base))
+        if reason:
+            screen.print_sentence(f"{reason} --folds 1 makes it one.")
     number = folds or typed
     if number == 1:
         if repeats > 1:
@@ -58,22 +58,3 @@ def with_folds(
     if seeds is not None:
         return base, seed_list
     return base.but(test=f"folds({number})"), fold_seeds(number, repeats, base.seed)
-
-
-def _default_folds(base: Experiment) -> int:
-    """Return the number of folds for these data, and say so: 5 for small tables, otherwise 1."""
-    from comity.cli import screen
-    from comity.runs.build import federation_of
-
-    federation = federation_of(base)
-    smallest = min(
-        len(p.train) + len(p.validation) + len(p.test) for p in federation.parties.values()
-    )
-    if federation.schema is None or not DEFAULT_FOLDS <= smallest < SMALL_PARTY:
-        return 1
-    screen.print_sentence(
-        f"Small tables (a party has {smallest} rows): {DEFAULT_FOLDS}-fold cross-validation, so"
-        f" that every row is tested on once. It takes {DEFAULT_FOLDS} runs of each method; --folds"
-        " 1 makes it one."
-    )
-    return DEFAULT_FOLDS

@@ -18,6 +18,7 @@ from comity.cli.version import version_line
 from comity.errors import ComityError, CorruptedFile, UsageError, describe, may_pass
 from comity.runs.config import Experiment, experiment, read
 from comity.spec import parse_value
+from comity.text import shell_line
 
 if TYPE_CHECKING:
     from comity.track import Trackers
@@ -101,8 +102,8 @@ Folds = Annotated[
     typer.Option(
         "--folds",
         min=1,
-        help="cross-validation with K folds of each party's samples: K runs a method, which test"
-        " on every sample once; default: 5 for small tables, otherwise 1 (none)",
+        help="cross-validation with K folds of each party's samples: each method is run K times,"
+        " and every sample is tested once; default: 5 for small tables, otherwise 1 (none)",
         metavar="K",
     ),
 ]
@@ -114,8 +115,8 @@ PlainModels = Annotated[
     str,
     typer.Option(
         "--plain",
-        help="plain models that each party also trains alone, over the best of which gains are:"
-        " auto (all on tables), none, linear, boosting, or linear,boosting",
+        help="plain models that each party also trains alone; gains are over the best of them: auto"
+        " (all on tables), none, linear, boosting, or linear,boosting",
         metavar="MODELS",
     ),
 ]
@@ -343,8 +344,8 @@ def write_report(folder: Path) -> None:
         path = report(folder, warn=print_warning)
     except KeyboardInterrupt:
         raise StoppedByUser(
-            "Stopped; the runs are finished, but the report is not. Write it with: comity report"
-            f" {folder}"
+            "Stopped; the runs are finished, but the report is not. Write it with:"
+            f" {shell_line('comity', 'report', folder)}"
         ) from None
     except Exception as why:
         print_warning(f"The report cannot be written: {describe(why)}")

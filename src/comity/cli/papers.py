@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,9 +22,10 @@ from comity.cli.options import (
     write_report,
 )
 from comity.errors import UsageError, unknown
+from comity.text import shell_line
 
 if TYPE_CHECKING:
-    from comity.papers import Scale, Table
+    from comity.papers import PaperTable, Scale
     from comity.papers.reproduce import Run
     from comity.papers.reproduction import Reproduction
 
@@ -137,7 +137,7 @@ def reproduce(
         raise UsageError(f"Nothing of {name} can be run here: {runs[0].why}.")
     folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
     run_trackers = trackers(track, folder)
-    with resumable(f"the same command and --out {folder}", always=True):
+    with resumable(f"the same command and {shell_line('--out', folder)}", always=True):
         run_count = sum(len(run.experiments) for run in runs if not run.why)
         progress = screen.progress_of_runs(run_count, job_count)
         results = reproduce.execute(runs, folder, progress, run_trackers, job_count)
@@ -149,13 +149,11 @@ def reproduce(
         "--seeds": seeds,
         "--rounds": rounds,
     }
-    words = [
-        str(word) for flag, value in options.items() if value is not None for word in (flag, value)
-    ]
+    words = [word for flag, value in options.items() if value is not None for word in (flag, value)]
     reproduction = Reproduction(
         name,
         chosen_scale,
-        shlex.join(["comity", "reproduce", name, *words]),
+        shell_line("comity", "reproduce", name, *words),
         reproduce.code_of(results),
         round(cost.seconds, 1),
         cost.memory,
@@ -170,7 +168,7 @@ def reproduce(
         write_report(folder)
 
 
-def _show_setting(table: Table, runs: Sequence[Run]) -> None:
+def _show_setting(table: PaperTable, runs: Sequence[Run]) -> None:
     """Print what is run, where its constants come from, and which data are missing."""
     from comity.cli import screen
     from comity.papers import pages

@@ -44,8 +44,9 @@ from comity.cli.site_runs import (
 )
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.names import OWN_MODELS, display_name
+from comity.names import OWN_MODELS, SOLO, display_name
 from comity.runs.config import Experiment, experiment
+from comity.text import shell_line
 
 if TYPE_CHECKING:
     from comity.studies.against import AgainstEach
@@ -92,7 +93,7 @@ def run(
     name = display_name(base.algorithm)
     folder = out or free_folder(f"{name}-{Path(base.data).stem}-s{base.seed}")
     run_trackers = trackers(track, folder.parent)
-    with resumable(f"comity resume {folder}"):
+    with resumable(shell_line("comity", "resume", folder)):
         progress = screen.progress(name)
         result = start(job, folder, progress, run_trackers, record_messages=record_messages)
         show_result(folder, result.summary)
@@ -134,7 +135,7 @@ def resume(
         if unsupported := [name for name, value in options.items() if value]:
             raise UsageError(
                 f"{unsupported[0]} is not supported for a run between sites:"
-                f" 'comity resume {run_dir}' completes it as it was submitted."
+                f" '{shell_line('comity', 'resume', run_dir)}' completes it as it was submitted."
             )
         resume_run(SubmittedJob.read(run_dir), run_dir)
         return
@@ -149,7 +150,7 @@ def resume(
             )
     if engine is not None or workers is not None:
         relocate(run_dir, engine, workers, trust=trust)
-    with resumable(f"comity resume {run_dir}"):
+    with resumable(shell_line("comity", "resume", run_dir)):
         if (summary := folder.read_summary()) is not None:
             folder.check()
         else:
@@ -314,8 +315,8 @@ def compare(
     from comity.cli.leave_one_out import announce, show
     from comity.runs.folder import RunFolder
     from comity.studies import leave_one_out as left_out
-    from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
+    from comity.studies.compare import run_folder
     from comity.studies.method_settings import take_solo
     from comity.studies.parallel import parse_jobs
 
@@ -336,7 +337,7 @@ def compare(
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
     only = _parties_to_leave_out(leave_out, leave_one_out)
     run_trackers = trackers(track, folder)
-    with resumable(f"the same command and --out {folder}", always=True):
+    with resumable(f"the same command and {shell_line('--out', folder)}", always=True):
         more_runs = announce(base, algos, seed_list, only) if leave_one_out else 0
         run_count = len(take_solo(algos, SOLO)[0]) * len(seed_list) + more_runs
         progress = screen.progress_of_runs(run_count, job_count)
@@ -347,7 +348,7 @@ def compare(
             folder,
             progress,
             print_warning,
-            run_trackers,
+            track=run_trackers,
             jobs=job_count,
             record_messages=record_messages,
             equal_steps=equal_steps,
@@ -374,8 +375,21 @@ def compare(
         show_against(findings.against)
     if effects:
         show(effects)
+    _show_runs(findings, resolved, folder, record_messages)
+    if report:
+        write_report(folder)
+    _check_trained(findings.rows)
+
+
+def _show_runs(
+    findings: Findings, resolved: Experiment, folder: Path, record_messages: bool
+) -> None:
+    """Print the curves of all runs, the answers, and where the runs are."""
+    from comity.cli import screen
+    from comity.studies.compare import run_folder
+
     folders = {
-        row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in seed_list]
+        row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in findings.seeds]
         for row in findings.rows
     }
     screen.show_curves(folders, METRICS[resolved.metric])
@@ -383,9 +397,6 @@ def compare(
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     if record_messages:
         print_recording_size(folder, [run for runs in folders.values() for run in runs])
-    if report:
-        write_report(folder)
-    _check_trained(findings.rows)
 
 
 def _compared_methods(
@@ -493,8 +504,8 @@ def chosen_methods(
             )
         return typed_methods
     runnable, reasons = runnable_methods(all_with, federation_of(all_with))
-    for reason in reasons:
-        print_warning(reason)
+    for method, reason in reasons.items():
+        print_warning(f"{method} is left out: {reason}")
     return [*runnable, *(typed_methods or ())]
 
 
@@ -516,8 +527,8 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     recorded = [run_folder for run_folder in map(RunFolder, runs) if run_folder.recorded]
     total = sum(run_folder.messages.stat().st_size for run_folder in recorded)
     screen.out.print(
-        f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
-        f" {folder}",
+        f"{RECORDED} It is {screen.size(total)}. See what can be learned from it:"
+        f" {shell_line('comity', 'audit', folder)}",
         soft_wrap=True,
     )
 
@@ -528,7 +539,6 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     `resolved` has the settings of one of the runs, without `auto`.
     """
     from comity.cli import screen
-    from comity.studies.compare import SOLO
     from comity.studies.method_summary import (
         EPSILON,
         SERVER_STEPS,
@@ -576,7 +586,6 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
 
 def _explain_training_alone(findings: Findings) -> list[str]:
     """Return the settings of SOLO, if it has its own, and which model each party has as its own."""
-    from comity.studies.compare import SOLO
     from comity.studies.own_models import describe_choices
 
     texts = []
@@ -677,7 +686,7 @@ def tune(
     folder = out or free_folder(f"tune-{display_name(base.algorithm)}")
     points = parse_grid(grid)
     run_trackers = trackers(track, folder)
-    with resumable(f"the same command and --out {folder}", always=True):
+    with resumable(f"the same command and {shell_line('--out', folder)}", always=True):
         seed_list = chosen_seeds(seeds, base.seed)
         run_count = prod(map(len, points.values())) * len(seed_list)
         progress = screen.progress_of_runs(run_count, job_count)
@@ -721,7 +730,8 @@ def tune(
     if report:
         write_report(folder)
     else:
-        screen.out.print(f"Write a report of all runs with: comity report {folder}", soft_wrap=True)
+        command = shell_line("comity", "report", folder)
+        screen.out.print(f"Write a report of all runs with: {command}", soft_wrap=True)
 
 
 def _spread_or_diverged(figures: Sequence[float | None]) -> str:

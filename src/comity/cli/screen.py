@@ -176,9 +176,12 @@ def progress(title: str) -> Bar | Lines:
 
 
 class _RunCounter:
-    """Counts the finished runs among several parallel runs, and estimates the time left."""
+    """Counts the finished runs among several parallel runs, and estimates the time left.
 
-    def __init__(self, total: int) -> None:
+    `total` is the number of runs, or None if it is not known beforehand.
+    """
+
+    def __init__(self, total: int | None) -> None:
         self._total = total
         self._finished: set[str] = set()
         self._seconds_left: float | None = None
@@ -194,10 +197,12 @@ class _RunCounter:
             rest: number of unfinished runs that have been scheduled
             seconds_left: until these have finished; ignored if more runs are to be scheduled
         """
-        all_scheduled = len(self._finished) + rest >= self._total
+        all_scheduled = self._total is None or len(self._finished) + rest >= self._total
         self._seconds_left = seconds_left if all_scheduled else None
 
     def __str__(self) -> str:
+        if self._total is None:
+            return f"{len(self._finished)} done"
         text = f"{len(self._finished)}/{self._total} done"
         if self._seconds_left is None or len(self._finished) >= self._total:
             return text
@@ -207,7 +212,7 @@ class _RunCounter:
 class ParallelLines(_RunCounter):
     """Progress of parallel runs as plain lines, with one more line whenever a run has finished."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
         super().__init__(total)
         self._numbered = RunNumbers(total)
 
@@ -244,7 +249,7 @@ class ParallelDisplay(_RunCounter):
     interval = 0.1  # seconds between drawings
     active: ClassVar[ParallelDisplay | None] = None
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
         super().__init__(total)
         self.rows = Progress(
             TextColumn("{task.description}", markup=False),
@@ -334,11 +339,11 @@ class _Row:
         self._display.finish(self._title)
 
 
-def progress_of_runs(total: int, jobs: int = 1) -> Callable[[str], Bar | Lines | _Row]:
+def progress_of_runs(total: int | None, jobs: int = 1) -> Callable[[str], Bar | Lines | _Row]:
     """Return a function that makes the progress of each run of a study from its title.
 
     Args:
-        total: number of runs
+        total: number of runs; None if it is not known beforehand
         jobs: number of runs in parallel
     """
     if jobs > 1:

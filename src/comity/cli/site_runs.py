@@ -11,9 +11,9 @@ import typer
 
 from comity.cli.options import Settings, free_folder, print_warning, resumable
 from comity.errors import ComityError, UsageError
-from comity.names import display_name
+from comity.names import SOLO, display_name
 from comity.runs.config import Experiment
-from comity.text import join_names
+from comity.text import join_names, shell_line
 
 if TYPE_CHECKING:
     from comity.deploy.job_submission import SubmittedJob
@@ -78,7 +78,7 @@ def follow_run(job: SubmittedJob, folder: Path) -> None:
     """Follow a submitted run to its end, and print its result."""
     from comity.cli.run_commands import show_result
 
-    with _resumable_at_sites(f"comity resume {folder}"):
+    with _resumable_at_sites(shell_line("comity", "resume", folder)):
         summary = _follow(job, folder)
         show_result(folder, summary)
         check_completed([summary])
@@ -157,7 +157,7 @@ def compare_sites(
     from comity.cli.run_commands import show_answers, show_comparison
     from comity.deploy import comparison
     from comity.runs.folder import RunFolder
-    from comity.studies.compare import SOLO, run_folder
+    from comity.studies.compare import run_folder
 
     folder = out or free_folder(f"compare-{federation.resolve().name}")
     summaries: list[dict[str, Any]] = []
@@ -169,7 +169,7 @@ def compare_sites(
         summaries.append(summary)
         return summary
 
-    with _resumable_at_sites(f"the same command and --out {folder}"):
+    with _resumable_at_sites(f"the same command and {shell_line('--out', folder)}"):
         findings = comparison.compare_sites(
             federation, base, algos, seeds, folder, follow, deadline, wait
         )
@@ -184,5 +184,5 @@ def compare_sites(
     for warning in findings.warnings:
         print_warning(warning.text)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
-    with resumable(f"the same command and --out {folder}", always=True):
+    with resumable(f"the same command and {shell_line('--out', folder)}", always=True):
         check_completed(summaries)

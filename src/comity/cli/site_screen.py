@@ -44,16 +44,16 @@ class SiteScreen:
         """Show a line of the log. Lines that go on with the one before have no time, and are left
         out.
         """
-        found = STAMPED.fullmatch(line)
-        if found is None:
+        match = STAMPED.fullmatch(line)
+        if match is None:
             return
-        stamp, text = found.groups()
+        stamp, text = match.groups()
         if accepted := ACCEPTED.match(text):
             self._run = accepted[1]
             self._last_progress = -INTERVAL
         if round_line := ROUND.fullmatch(text):
-            t, rounds, sent = round_line.groups()
-            self._show_progress(f"{stamp} run {self._run}: round {t} of {rounds}, {sent} sent")
+            t, rounds, amount = round_line.groups()
+            self._show_progress(f"{stamp} run {self._run}: round {t} of {rounds}, {amount} sent")
             return
         if "Traceback (most recent call last)" in text:
             text = f"{text.partition(': ')[0]}: {self._log} says why."

@@ -111,7 +111,7 @@ def _restore_help(params: Sequence[click.Parameter], callback: Any) -> None:
             param.help = infos[0].help if infos else None
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands whose help shows every summary in full."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -138,7 +138,7 @@ class App(typer.Typer):
     """A Typer app whose commands are of the class `Command`."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"cls": Group, **options})
+        super().__init__(**{"cls": CommandGroup, **options})
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
         """Return a decorator that adds a command."""

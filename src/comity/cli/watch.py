@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from comity.cli.screen import out, print_full_width
 from comity.errors import UsageError
 from comity.names import display_name
 from comity.runs.folder import RunFolder
-from comity.text import escape_terminal
+from comity.text import escape_terminal, shell_line
 from comity.units import duration, size
 
 INTERVAL = 1.0  # seconds between updates
@@ -174,7 +173,7 @@ def _damage(run: RunMonitor) -> list[Text]:
 
 def resume_command(run: RunMonitor) -> str:
     """Return the command that resumes a run."""
-    return f"comity resume {shlex.quote(str(run.folder))}"
+    return shell_line("comity", "resume", run.folder)
 
 
 def overview(

@@ -17,7 +17,7 @@ Step = Empty | More
 """The last collaborative step of a round (`Empty`), or an earlier one (`More`)."""
 
 
-class Schedule:
+class StepSchedule:
     """A method whose parties make collaborative steps in a round and then fine-tune on their own
     data. Subclasses declare these options.
     """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, TypeVar, overload
 
 import torch
@@ -90,7 +91,7 @@ class Party:
 
     def first_key(self, root: Key) -> Key:
         """The key of its initial weights, in a run whose key is `root`."""
-        return root.fold("party", self.stream, "init") if self.own_start else root.fold("init")
+        return root.fold("party", self.stream, "init") if self.own_start else _common_key(root)
 
     @overload
     def fit(
@@ -222,6 +223,12 @@ class Party:
             training or self.training,
             self.training.batch,
         )
+
+
+@lru_cache(maxsize=8)
+def _common_key(root: Key) -> Key:
+    """The key of initial weights that all parties share."""
+    return root.fold("init")
 
 
 @dataclass(frozen=True)

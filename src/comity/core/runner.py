@@ -27,7 +27,7 @@ class Overhead(NamedTuple):
     """Bytes that crossed for a sum of replies, beside messages and replies."""
 
     party: int
-    sent: bool
+    from_party: bool
     """Whether the party sent them. If not, it received them."""
     bytes: int
 

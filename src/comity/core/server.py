@@ -258,8 +258,10 @@ class Server(Charging):
         """Charge what crossed for a sum of replies beside them."""
         for overhead in summer.take_overhead():
             party = self.info.name(overhead.party)
-            src, dst = (party, SERVER) if overhead.sent else (SERVER, party)
-            self._charge(function, src, dst, "up" if overhead.sent else "down", overhead.bytes)
+            src, dst = (party, SERVER) if overhead.from_party else (SERVER, party)
+            self._charge(
+                function, src, dst, "up" if overhead.from_party else "down", overhead.bytes
+            )
 
     def evaluation_call(self) -> CallId:
         """The id of an evaluation, which leaves party states as they are."""

@@ -404,10 +404,10 @@ def _in_order(data: PartyData, part: Share) -> tuple[Samples, Ints]:
     return samples.take(order), positions[order]
 
 
-def _read_party(name: str, given: PartyInput, amounts: bool) -> tuple[Samples, int]:
+def _read_party(name: str, party_input: PartyInput, amounts: bool) -> tuple[Samples, int]:
     """A party's samples, and how many at their end are the test samples that it gave."""
     check_name(name)
-    value = _unpack(name, given)
+    value = _unpack(name, party_input)
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise UsageError(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
     # Lists are arrays; only tuples are pairs.

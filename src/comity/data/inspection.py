@@ -29,7 +29,7 @@ OFTEN_MISSING = 0.5
 
 
 @dataclass(frozen=True)
-class Findings:
+class ColumnFindings:
     """Missing values and ranges of a table's columns, by party, and caveats."""
 
     missing: Mapping[str, Mapping[str, float]]
@@ -47,12 +47,12 @@ def missing_by_column(schema: Schema, x: Values) -> dict[str, float]:
     }
 
 
-def inspect(federation: Federation, dataset: Dataset) -> Findings:
+def inspect(federation: Federation, dataset: Dataset) -> ColumnFindings:
     """Inspect all samples that the parties have in this split."""
     names = federation.class_names or tuple(f"class {k}" for k in range(federation.classes))
     caveats = _class_caveats(federation, names)
     if dataset.schema is None:
-        return Findings({}, {}, tuple(caveats))
+        return ColumnFindings({}, {}, tuple(caveats))
     x, y = dataset.x.numpy(), dataset.y.numpy()
     rows = {name: _rows(federation, name) for name in federation.names}
     missing: dict[str, dict[str, float]] = {column.name: {} for column in dataset.schema.columns}
@@ -85,7 +85,7 @@ def inspect(federation: Federation, dataset: Dataset) -> Findings:
         for warning in dataset.warnings
         if SEVERAL_ROWS in warning
     ]
-    return Findings(missing, ranges, tuple(caveats))
+    return ColumnFindings(missing, ranges, tuple(caveats))
 
 
 def _rows(federation: Federation, party: str) -> NDArray[np.int64]:

@@ -652,8 +652,8 @@ def _encode_column(
     hint: str,
 ) -> tuple[NDArray[np.float32], list[str]]:
     """Encode one column of a table; see `encode`."""
-    found = find_header(table, column, where)
-    if found is None:
+    matching = find_header(table, column, where)
+    if matching is None:
         if not column.may_be_missing:
             raise Unusable(
                 f"{where} has no column {column.name!r}{_other_names(column.also_called)}, which"
@@ -663,7 +663,7 @@ def _encode_column(
         return np.full((rows, column.width), gap, np.float32), [
             f"{where} has no column {column.name!r}: it is taken as missing."
         ]
-    header, unit = found
+    header, unit = matching
     warnings = []
     if column.kind == "words":
         values, unknown = encode_words(column, schema, table[header], where, allow_unknown, hint)

@@ -50,7 +50,7 @@ class OwnPart:
         return cls(party, y, everything, everything[:0])
 
 
-class Rule(Protocol):
+class SplitProtocol(Protocol):
     """A test protocol."""
 
     shifted: ClassVar[bool]
@@ -291,7 +291,7 @@ class Common(CommonTestSet):
         return own.positions, own.common
 
 
-RULES: dict[str, Callable[..., Rule]] = {
+RULES: dict[str, Callable[..., SplitProtocol]] = {
     "own": Own,
     "tail": Tail,
     "folds": Folds,
@@ -301,7 +301,7 @@ RULES: dict[str, Callable[..., Rule]] = {
 }
 
 
-def read(text: str) -> Rule:
+def read(text: str) -> SplitProtocol:
     """Parse a test protocol, as in `own(0.25)`."""
     spec = parse(text)
     if spec.name not in RULES:
@@ -314,7 +314,7 @@ def read(text: str) -> Rule:
     return rule
 
 
-def under_seed(text: str, seed: int) -> tuple[Rule, int]:
+def under_seed(text: str, seed: int) -> tuple[SplitProtocol, int]:
     """Parse a test protocol. Returns the rule under this seed, and the seed of the partition.
 
     Examples:

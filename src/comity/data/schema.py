@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.table import Table
+from comity.data.formats.table import RawTable
 from comity.data.preparation import (
     NUMBER,
     Cells,
@@ -168,12 +168,12 @@ class ColumnOptions:
 class MissingLabel(UsageError):
     """A table without a column of the label's name."""
 
-    def __init__(self, label: str, table: Table) -> None:
+    def __init__(self, label: str, table: RawTable) -> None:
         super().__init__(_missing_label_sentence(label, [table]))
         self.table = table
 
 
-def describe_table(table: Table, options: ColumnOptions, errors: ErrorCollector) -> Schema:
+def describe_table(table: RawTable, options: ColumnOptions, errors: ErrorCollector) -> Schema:
     """The schema of one table by itself.
 
     Args:
@@ -231,7 +231,7 @@ def describe_table(table: Table, options: ColumnOptions, errors: ErrorCollector)
     )
 
 
-def _agreed_names(table: Table, options: ColumnOptions) -> dict[str, str]:
+def _agreed_names(table: RawTable, options: ColumnOptions) -> dict[str, str]:
     """The agreed name of each column, and its name in the table."""
     plain_names = [split_header(name)[0] for name in table.names]
     names: dict[str, str] = {}
@@ -252,7 +252,7 @@ def _agreed_names(table: Table, options: ColumnOptions) -> dict[str, str]:
     return names
 
 
-def _missing_label_sentence(label: str, tables: Sequence[Table]) -> str:
+def _missing_label_sentence(label: str, tables: Sequence[RawTable]) -> str:
     """The sentence about tables without the label; names columns with few values first."""
     names = dict.fromkeys(name for table in tables for name in table.names)
     values = {
@@ -932,7 +932,7 @@ def _merge_case(words: set[str], options: ColumnOptions, where: str) -> list[str
 # Labels by a schema.
 
 
-def find_label(table: Table, schema: Schema) -> str | None:
+def find_label(table: RawTable, schema: Schema) -> str | None:
     """The name of the label in a table; None if the table does not have it."""
     try:
         return find_column(
@@ -942,7 +942,7 @@ def find_label(table: Table, schema: Schema) -> str | None:
         raise UsageError(str(error)) from error
 
 
-def check_labelled(schema: Schema, table: Table) -> None:
+def check_labelled(schema: Schema, table: RawTable) -> None:
     """Refuse a table with rows without a label."""
     name = find_label(table, schema)
     if name is None:
@@ -956,7 +956,7 @@ def check_labelled(schema: Schema, table: Table) -> None:
         )
 
 
-def encode_labels(schema: Schema, table: Table) -> NDArray[Any]:
+def encode_labels(schema: Schema, table: RawTable) -> NDArray[Any]:
     """Each row's class number or, if the schema has no classes, the number to predict.
 
     Raises:

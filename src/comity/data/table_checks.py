@@ -221,10 +221,10 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
     for party, rows in parties.items():
         for name, values in _numbers(schema, rows.x).items():
             cells = _without_codes(values)
-            found = percentiles(cells)
-            if found is None:
+            quantiles = percentiles(cells)
+            if quantiles is None:
                 continue
-            low, middle, high = found
+            low, middle, high = quantiles
             distances = np.abs(np.nan_to_num(cells - middle))
             if high > low and distances.max() > OUTLIER_FACTOR * (high - low):
                 row = int(distances.argmax())
@@ -283,14 +283,14 @@ def known_factor(column: str, other_unit: str, unit: str) -> str:
     """The factor of a common conversion, as text for a message; "18.02" as an example if the units
     of this column are not known.
     """
-    for known in CONVERSIONS:
-        units = (known.other_unit, known.unit)
-        if not re.search(known.columns, column, re.IGNORECASE) or known.offset:
+    for conversion in CONVERSIONS:
+        units = (conversion.other_unit, conversion.unit)
+        if not re.search(conversion.columns, column, re.IGNORECASE) or conversion.offset:
             continue
         if units == (other_unit, unit):
-            return f"{known.factor:.4g}"
+            return f"{conversion.factor:.4g}"
         if units == (unit, other_unit):
-            return f"{1 / known.factor:.4g}"
+            return f"{1 / conversion.factor:.4g}"
     return "18.02"
 
 
@@ -299,12 +299,17 @@ def _unit_guess(party: str, column: Column, middle: float, low: float, high: flo
 
     After the conversion, the median must be between `low` and `high`.
     """
-    for known in CONVERSIONS:
-        if not re.search(known.columns, column.name, re.IGNORECASE):
+    for conversion in CONVERSIONS:
+        if not re.search(conversion.columns, column.name, re.IGNORECASE):
             continue
         for other_unit, unit, factor, offset in (
-            (known.other_unit, known.unit, known.factor, known.offset),
-            (known.unit, known.other_unit, 1 / known.factor, -known.offset / known.factor),
+            (conversion.other_unit, conversion.unit, conversion.factor, conversion.offset),
+            (
+                conversion.unit,
+                conversion.other_unit,
+                1 / conversion.factor,
+                -conversion.offset / conversion.factor,
+            ),
         ):
             if not low <= middle * factor + offset <= high:
                 continue
@@ -326,10 +331,12 @@ def _unit_guess(party: str, column: Column, middle: float, low: float, high: flo
 def _ratio_guess(ratio: float) -> str:
     """What a ratio of medians may come from, for columns whose names say nothing."""
     ratio = max(ratio, 1 / ratio)
-    for known in CONVERSIONS:
-        factor = max(known.factor, 1 / known.factor)
-        if not known.offset and factor > 2 and abs(ratio / factor - 1) < NEAR:
-            return f"about {ratio:.3g} times, as between {known.other_unit} and {known.unit}"
+    for conversion in CONVERSIONS:
+        factor = max(conversion.factor, 1 / conversion.factor)
+        if not conversion.offset and factor > 2 and abs(ratio / factor - 1) < NEAR:
+            return (
+                f"about {ratio:.3g} times, as between {conversion.other_unit} and {conversion.unit}"
+            )
     return f"about {ratio:.3g} times" if ratio >= MUCH else ""
 
 
@@ -346,8 +353,8 @@ def unit_warnings(schema: Schema, parties: Parties) -> list[str]:
         if not schema.classes:
             numbers[schema.label] = rows.y.astype(np.float32)
         for name, values in numbers.items():
-            if (found := percentiles(_without_codes(values))) is not None:
-                ranges.setdefault(name, {})[party] = found
+            if (quantiles := percentiles(_without_codes(values))) is not None:
+                ranges.setdefault(name, {})[party] = quantiles
     return [
         sentence
         for name, party_ranges in ranges.items()
@@ -396,10 +403,10 @@ def constant_warnings(schema: Schema, parties: Parties) -> list[str]:
             column = columns[name]
             constants = f"the schema's mean {column.mean:g} and standard deviation {column.std:g}"
             distances = np.abs(values - column.mean) / column.std
-            found = percentiles(_without_codes(values))
-            if found is None:
+            quantiles = percentiles(_without_codes(values))
+            if quantiles is None:
                 continue
-            middle = found[1]
+            middle = quantiles[1]
             if abs(middle - column.mean) > FAR_MEDIAN * column.std:
                 low, high = column.mean - 2 * column.std, column.mean + 2 * column.std
                 guess = _unit_guess(party, column, middle, low, high)

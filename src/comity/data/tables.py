@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.base.samples import Ints
-from comity.data.formats import Table, read_csv, read_parquet, read_xlsx
+from comity.data.formats import RawTable, read_csv, read_parquet, read_xlsx
 from comity.data.inspection import missing_by_column
 from comity.data.party_files import TABLES, common_kind, file_ending, find_party_files
 from comity.data.patients import number_patients
@@ -120,7 +120,7 @@ def common_schema(
     return CommonSchema(schema, warnings)
 
 
-def repeated_person_warnings(schema: Schema, tables: Mapping[str, Table]) -> list[str]:
+def repeated_person_warnings(schema: Schema, tables: Mapping[str, RawTable]) -> list[str]:
     """Warnings about columns, not used as inputs, in which identifiers of patients are repeated."""
     used = {schema.label, *schema.label_also_called} | {
         name for column in schema.columns for name in (column.name, *column.also_called)
@@ -142,7 +142,7 @@ def repeated_person_warnings(schema: Schema, tables: Mapping[str, Table]) -> lis
     ]
 
 
-def _headers(tables: Mapping[str, Table]) -> set[str]:
+def _headers(tables: Mapping[str, RawTable]) -> set[str]:
     """All names of columns in tables, with and without the units in brackets."""
     headers = {name for table in tables.values() for name in table.names}
     return headers | {split_header(name)[0] for name in headers}
@@ -157,7 +157,7 @@ def _check_known_parties(options: ColumnOptions, parties: Iterable[str]) -> None
 
 
 def _describe_tables(
-    tables: Mapping[str, Table], options: ColumnOptions, errors: ErrorCollector
+    tables: Mapping[str, RawTable], options: ColumnOptions, errors: ErrorCollector
 ) -> dict[str, Schema]:
     """The descriptions of all tables that can be described."""
     descriptions = {}
@@ -232,7 +232,7 @@ def _common_constants(parties: Mapping[str, Schema]) -> dict[str, tuple[float, f
 READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
 
 
-def read_tables(paths: Mapping[str, Path], errors: ErrorCollector) -> dict[str, Table]:
+def read_tables(paths: Mapping[str, Path], errors: ErrorCollector) -> dict[str, RawTable]:
     """Read the parties' tables; those that cannot be read are left out."""
     tables = {}
     for name, path in paths.items():
@@ -241,19 +241,19 @@ def read_tables(paths: Mapping[str, Path], errors: ErrorCollector) -> dict[str, 
     return tables
 
 
-def _read_csv(path: Path) -> Table:
+def _read_csv(path: Path) -> RawTable:
     return read_csv(path, delimiter=None)
 
 
 class LabelledTables(NamedTuple):
     """Tables without unlabelled rows, and warnings about the rows that were left out."""
 
-    tables: dict[str, Table]
+    tables: dict[str, RawTable]
     warnings: list[str]
 
 
 def drop_unlabelled(
-    tables: Mapping[str, Table], label_schema: Schema, errors: ErrorCollector
+    tables: Mapping[str, RawTable], label_schema: Schema, errors: ErrorCollector
 ) -> LabelledTables:
     """Leave out rows without a label; `label_schema` gives its name and missing values."""
     labelled = {}
@@ -274,7 +274,7 @@ def drop_unlabelled(
     )
 
 
-def _drop_unlabelled_rows(table: Table, label_schema: Schema) -> Table:
+def _drop_unlabelled_rows(table: RawTable, label_schema: Schema) -> RawTable:
     name = find_label(table, label_schema)
     if name is None:  # the error is raised where the label is needed
         return table
@@ -287,12 +287,12 @@ def _drop_unlabelled_rows(table: Table, label_schema: Schema) -> Table:
 class PatientTables(NamedTuple):
     """Tables without the column that identifies patients, and the numbers of each row's patient."""
 
-    tables: dict[str, Table]
+    tables: dict[str, RawTable]
     patients: dict[str, Ints]
 
 
 def take_patients(
-    tables: Mapping[str, Table], column: str, codes: Schema, errors: ErrorCollector
+    tables: Mapping[str, RawTable], column: str, codes: Schema, errors: ErrorCollector
 ) -> PatientTables:
     """Take the column that identifies patients out of all tables.
 
@@ -303,7 +303,7 @@ def take_patients(
         errors: where errors are collected: a table does not have the column, or a row names no
             patient. Such a table is left out.
     """
-    others: dict[str, Table] = {}
+    others: dict[str, RawTable] = {}
     patients: dict[str, Ints] = {}
     for party, table in tables.items():
         with errors.collect():
@@ -311,7 +311,7 @@ def take_patients(
     return PatientTables(others, patients)
 
 
-def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Ints]:
+def _take_patients(table: RawTable, column: str, codes: Schema) -> tuple[RawTable, Ints]:
     """Take the column that identifies patients out of one table."""
     columns = dict(zip(table.names, table.columns, strict=True))
     try:
@@ -330,7 +330,7 @@ def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Int
             " identifier of its patient."
         )
     other_places = [place for place, other in enumerate(table.names) if other != name]
-    others = Table(
+    others = RawTable(
         table.path,
         [table.names[k] for k in other_places],
         [table.columns[k] for k in other_places],
@@ -340,7 +340,7 @@ def _take_patients(table: Table, column: str, codes: Schema) -> tuple[Table, Int
 
 
 def infer_schema(
-    tables: Mapping[str, Table], options: ColumnOptions, errors: ErrorCollector
+    tables: Mapping[str, RawTable], options: ColumnOptions, errors: ErrorCollector
 ) -> Schema:
     """Infer a schema: each table is described by itself, then the descriptions are merged.
 
@@ -374,7 +374,7 @@ class EncodedTables(NamedTuple):
 
 def encode_tables(
     schema: Schema,
-    tables: Mapping[str, Table],
+    tables: Mapping[str, RawTable],
     strict: bool,
     errors: ErrorCollector,
     checks: bool = True,
@@ -434,7 +434,7 @@ def encode_tables(
     return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)], kept)
 
 
-def _check_has_values(schema: Schema, table: Table, x: NDArray[np.float32]) -> None:
+def _check_has_values(schema: Schema, table: RawTable, x: NDArray[np.float32]) -> None:
     """Refuse a table that has no value in any column that is used."""
     if len(x) and min(missing_by_column(schema, x).values()) == 1:
         columns = join_names(column.name for column in schema.columns)
@@ -445,7 +445,7 @@ def _check_has_values(schema: Schema, table: Table, x: NDArray[np.float32]) -> N
         )
 
 
-def _encode_rows(schema: Schema, table: Table, strict: bool) -> NDArray[np.float32]:
+def _encode_rows(schema: Schema, table: RawTable, strict: bool) -> NDArray[np.float32]:
     """Encode the rows of one table."""
     columns = dict(zip(table.names, table.columns, strict=True))
     try:

@@ -16,13 +16,13 @@ from typing import Any
 from comity.checksums import with_crc
 from comity.deploy.job_submission import SubmittedJob, was_submitted
 from comity.deploy.server import FAILED_ENDINGS, read_parties
+from comity.names import SOLO
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.run_warnings import RunWarning, read_warnings
 from comity.safe_files import write_atomically
 from comity.studies.compare import (
     COMPARISON,
-    SOLO,
     Findings,
     check_folders,
     check_settings,

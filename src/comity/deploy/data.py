@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
 from comity.data.groups import Groups
@@ -136,11 +136,11 @@ def _read_splits(at: Path) -> dict[str, Any]:
     """The splits of all datasets that this site has had, by a digest of the dataset."""
     path = at / SPLITS
     try:
-        content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        content = read_json(path)
         return dict(content["splits"])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+    except UNREADABLE as why:
         raise CorruptedFile(
             f"{path} is damaged: how the records were split in earlier runs is not known."
         ) from why

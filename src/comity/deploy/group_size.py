@@ -39,7 +39,7 @@ def unit_of(data: PartyData) -> str:
     return RECORDS if data.patients is None else PATIENTS
 
 
-class Group(NamedTuple):
+class RecordGroup(NamedTuple):
     """The records or patients behind a field of a reply."""
 
     field: str
@@ -114,7 +114,7 @@ class LocalData(NamedTuple):
         return LocalData(Records(train), validation, by_class, training)
 
 
-def groups(algorithm: AnyAlgorithm, data: LocalData, facts: PartyFacts) -> Iterator[Group]:
+def groups(algorithm: AnyAlgorithm, data: LocalData, facts: PartyFacts) -> Iterator[RecordGroup]:
     """The group behind each field of the replies of a method, sealed messages among them.
 
     Fields that leave through noise are left out: there the privacy account says what they tell.
@@ -133,7 +133,9 @@ def groups(algorithm: AnyAlgorithm, data: LocalData, facts: PartyFacts) -> Itera
                 continue
             if content is not None and content.kind and content.kind not in sent_kinds:
                 continue  # with its settings the method never fills this field
-            yield Group(name, content.kind if content else "", _size(owner, name, content, data))
+            yield RecordGroup(
+                name, content.kind if content else "", _size(owner, name, content, data)
+            )
 
 
 def _is_noisy(releases: Sequence[Release] | None) -> bool:

@@ -207,7 +207,7 @@ class RequestHandler:
 
     def _answer_call(self, run: SiteRun, head: Call, body: bytes, policy: SitePolicy) -> bytes:
         """Answer a request for a call, and log what was done and how much leaves."""
-        sent_before, calls = run.tables.sent, SiteCalls(run)
+        sent_before, calls = run.tables.bytes_sent, SiteCalls(run)
         match head:
             case messages.RunCall():
                 reply, what = calls.run_call(head, body, policy), "is done"
@@ -216,10 +216,10 @@ class RequestHandler:
             case messages.SecureStep():
                 reply = calls.secure_step(head, body, policy)
                 what = f"goes on with secure aggregation ({head.step})"
-        sent = run.tables.sent
+        ledger = run.tables.bytes_sent
         self.log(
             f"round {head.call[2]} of {run.experiment.rounds}: {head.call[0]} {what},"
-            f" {size(sent - sent_before)} leave, {size(sent)} in all"
+            f" {size(ledger - sent_before)} leave, {size(ledger)} in all"
         )
         return reply
 

@@ -36,6 +36,7 @@ from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.tables import ABSENCES, METRICS, TIMING
 from comity.safe_files import check_no_links, write_atomically
+from comity.text import shell_line
 
 SUBMISSION = "federation.json"
 """In the researcher's folder: the federation that a run was submitted to, and the run's name."""
@@ -82,12 +83,12 @@ class SubmittedJob:
         """A new run; its name is written to the researcher's folder `out`."""
         if not (federation / LEAD).is_dir():
             raise UsageError(
-                f"{federation} is no federation's folder: comity deploy init makes one."
+                f"{federation} is not an operator's folder: create one with comity deploy init."
             )
         if out.exists() and any(out.iterdir()):
             raise UsageError(
-                f"{out} is there already: choose another --out, or go on with 'comity resume"
-                f" {out}'."
+                f"{out} is there already: choose another --out, or go on with"
+                f" '{shell_line('comity', 'resume', out)}'."
             )
         experiment, weights = _with_reference(experiment)
         settings = experiment.model_dump(mode="json", exclude_none=True)

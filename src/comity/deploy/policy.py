@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field, fields
@@ -21,7 +20,7 @@ from comity.core.algorithm import AnyAlgorithm
 from comity.core.signature import party_functions
 from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
-from comity.deploy.group_size import RECORDS, Group
+from comity.deploy.group_size import RECORDS, RecordGroup
 from comity.deploy.secure_terms import check_can_be_secure, is_private, is_silent, share_of
 from comity.errors import UsageError, quote, unknown
 from comity.models.named_files import names_files
@@ -32,7 +31,7 @@ from comity.privacy.secagg import SiteLimits
 from comity.runs.config import Experiment
 from comity.safe_files import write_atomically
 from comity.spec import format_value, parse, split
-from comity.units import size
+from comity.units import SCALES, parse_size, size
 
 NAME = "site.toml"
 BUDGET = "budget_"
@@ -41,7 +40,6 @@ NEVER, ALLOWED, REQUIRED = "never", "allowed", "required"
 """The values of `secure_aggregation`."""
 MOST_OVERHEAD = 1 << 10
 """Bytes by which a request is larger than the file that it brings, at most."""
-SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 TEMPLATE = """\
 # Site policy of {name}: what may run here, and what may leave. Comity reads this file before every
 # request. The server and the researchers can neither see nor change it.
@@ -367,7 +365,7 @@ class SitePolicy:
                 f" {share:.0%} (held_out)."
             )
 
-    def check_groups(self, groups: Iterable[Group], method: str, unit: str = RECORDS) -> None:
+    def check_groups(self, groups: Iterable[RecordGroup], method: str, unit: str = RECORDS) -> None:
         """Refuse a method that would send values of too few records or patients.
 
         Arguments:
@@ -556,12 +554,14 @@ def _share(path: Path, name: str, value: Any) -> float:
 
 def _bytes(path: Path, name: str, value: Any) -> int:
     """A number of bytes, written as a number or as in "10 GB"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(value).strip().upper())
-    if isinstance(value, bool) or not (match or (isinstance(value, int) and value >= 0)):
+    amount = parse_size(str(value))
+    if amount is not None:
+        return amount
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise UsageError(
             f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {quote(value)}."
         )
-    return int(float(match[1]) * SCALES[match[2]]) if match else int(value)
+    return int(value)
 
 
 def _rounded_up(amount: int) -> int:

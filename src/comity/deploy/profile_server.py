@@ -41,9 +41,9 @@ def collect_profile(
     schema = Schema.read(folder / SCHEMA)
     columns = profiled_columns(schema, len(schema.classes), schema.classes)
     here, digest = version("comity"), schema_digest(schema)
-    wanted = order.sites or tuple(transport.names)
-    connected = [name for name in wanted if name in transport.names]
-    refusals = {name: NOT_CONNECTED for name in wanted if name not in connected}
+    names = order.sites or tuple(transport.names)
+    connected = [name for name in names if name in transport.names]
+    refusals = {name: NOT_CONNECTED for name in names if name not in connected}
     first = _ask(transport, order, dict.fromkeys(connected, AskRanges(order.run, here, digest)))
     ranges: dict[str, dict[str, Range]] = {}
     for name, (head, _) in first.items():

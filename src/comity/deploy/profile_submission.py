@@ -31,7 +31,9 @@ def order_profile(
         report_progress: is called with a text about what happens to the job
     """
     if not (federation / LEAD).is_dir():
-        raise UsageError(f"{federation} is no federation's folder: comity deploy init makes one.")
+        raise UsageError(
+            f"{federation} is not an operator's folder: create one with comity deploy init."
+        )
     job = SubmittedJob(federation.resolve(), secrets.token_hex(8), {}, deadline, wait=wait)
     folder = job.federation / PROFILES / job.run
     with Jobs.at(federation / LEAD) as jobs:

@@ -112,12 +112,12 @@ def revoke(folder: Path, root: Path, serials: Iterable[str], name: str) -> Revoc
     certificate, key = _read_root(root)
     before = Revocations(folder, certificate)
     rows = list(json.loads(before.text)["revoked"]) if before.text else []
-    known = {int(row["serial"], 16) for row in rows}
+    revoked = {int(row["serial"], 16) for row in rows}
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     rows += [
         {"name": name, "serial": serial, "on": today}
         for serial in serials
-        if int(serial, 16) not in known
+        if int(serial, 16) not in revoked
     ]
     content: dict[str, Any] = {"number": before.number + 1, "revoked": rows}
     signature = sign(key, _signed_text(content)).hex()

@@ -73,7 +73,7 @@ def protocol_traffic(names: Sequence[str], signature: int = SIGNATURE) -> Traffi
     signed = {name: _hex(signature) for name in names}
     for name in names:
         shares = {other: _hex(BOTH_SHARES + TAG) for other in names if other != name}
-        sent = (
+        bytes_up = (
             _keys(name, signature),
             SiteShares(name, shares),
             MaskedReply(name, torch.zeros(1, dtype=torch.int32)),
@@ -86,7 +86,7 @@ def protocol_traffic(names: Sequence[str], signature: int = SIGNATURE) -> Traffi
             Survivors(list(names)),
             Signatures(signed),
         )
-        traffic += Traffic(up=sum(map(overhead_of, sent)), down=sum(map(payload, received)))
+        traffic += Traffic(up=sum(map(overhead_of, bytes_up)), down=sum(map(payload, received)))
     return traffic
 
 
@@ -128,12 +128,12 @@ def smallest_sum(records: int, others: Iterable[int], threshold: int) -> Smalles
 
 def describe_limits(sites: int, limits: Limits) -> str:
     """What the server learns, in one sentence."""
-    lost = sites - limits.threshold
+    dropouts = sites - limits.threshold
     return (
         f"the server learns the mean of at least {limits.threshold} of {sites} sites in a round,"
         f" and no single reply, as long as at most {limits.colluders} of them"
-        f" {'colludes' if limits.colluders == 1 else 'collude'} with it; {lost or 'none'} may drop"
-        " out"
+        f" {'colludes' if limits.colluders == 1 else 'collude'} with it; {dropouts or 'none'} may"
+        " drop out"
     )
 
 

@@ -185,7 +185,7 @@ class SecureSums:
                     i: (r.steps, r.keeps, r.ruined, r.unfit or "", r.warning)
                     for i, r in results.items()
                 },
-                [(item.party, item.sent, item.bytes) for item in self.overhead],
+                [(item.party, item.from_party, item.bytes) for item in self.overhead],
             ),
         )
         return Summed(results, total)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from comity.base.call import CallId
 from comity.base.record import Params
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.deploy.key_exchange import Identity
 from comity.deploy.messages import SecureCall, SignedKey
 from comity.deploy.policy import SitePolicy
@@ -116,8 +116,8 @@ def pin_certificates(folder: Path, certificates: Mapping[str, str]) -> None:
         write_atomically(path, json.dumps(with_crc({"keys": keys})))
         return
     try:
-        pinned = without_crc(json.loads(path.read_text(encoding="utf-8")))["keys"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+        pinned = read_json(path)["keys"]
+    except UNREADABLE as why:
         raise CorruptedFile(
             f"{path} is damaged: the keys of the other sites when this run began are not known."
         ) from why

@@ -91,13 +91,13 @@ class SiteCalls:
             result = self._run_function(request_head, content, {}, request)
             noise = party_noise(self._run.algorithm)
             reply = summed_tensors(result.reply, content, noise)
-            self._run.sent.check(self._run.name, payload(result.reply), policy)
+            self._run.sent_ledger.check(self._run.name, payload(result.reply), policy)
             unfit = not_finite(result.reply)
             keys = None
             if not unfit and not result.ruined:
                 keys = secure.begin(head, body, reply, policy)
-                sent = [("up", payload(keys), SERVER)]
-                self._run.charge_sent(call.round, call.function, sent, policy)
+                charges = [("up", payload(keys), SERVER)]
+                self._run.charge_sent(call.round, call.function, charges, policy)
             self._record_result(call, request, result)
         return pack(
             messages.Prepared(
@@ -121,8 +121,8 @@ class SiteCalls:
         message, reply = self._run.secure.step(call, head.step, body)
         self._run.tables.charge_received(call.round, call.function, "down", payload(message))
         overhead = overhead_of(reply)
-        sent = [("up", payload(reply) - overhead, SERVER), ("up", overhead, SERVER)]
-        self._run.charge_sent(call.round, call.function, sent, policy)
+        charges = [("up", payload(reply) - overhead, SERVER), ("up", overhead, SERVER)]
+        self._run.charge_sent(call.round, call.function, charges, policy)
         return pack(messages.Done(), encode(reply))
 
     def _check_call(self, call: CallId) -> None:
@@ -227,8 +227,8 @@ class SiteCalls:
         )
         packed = pack(answer, encode(active.lock.close(result.reply), sealed_messages=True))
         policy.check_leaving(packed)
-        sent = [("up", payload(result.reply), SERVER), *to_peers]
-        self._run.charge_sent(call.round, call.function, sent, policy)
+        charges = [("up", payload(result.reply), SERVER), *to_peers]
+        self._run.charge_sent(call.round, call.function, charges, policy)
         self._record_result(call, request, result)
         # Sealed messages are encrypted for keys of this job only. They are computed again from the
         # same request, with the same noise.

@@ -21,12 +21,12 @@ from comity.deploy.site_store import runs_of, write_view
 from comity.errors import UsageError, quote
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
+from comity.names import SOLO
 from comity.runs.evaluation import figures, further_figures
 from comity.runs.folder import RunFolder
 from comity.wire.codec import decode
 from comity.wire.ledger import SERVER
 
-ALONE = "solo"
 JOINED = "joined"
 STAGES = ("", "unfinished", "offered", JOINED)
 
@@ -48,7 +48,7 @@ class SiteEvaluation:
             raise UsageError(
                 f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
-        self._run.sent.check_evaluations(self._run.name, policy)
+        self._run.sent_ledger.check_evaluations(self._run.name, policy)
         content = decode(body, most_bytes=policy.message, records=active.validator.records)
         active.validator.check_evaluation_message(content)
         self._run.tables.charge_received(head.round, "evaluate", "eval", payload(content))
@@ -69,7 +69,7 @@ class SiteEvaluation:
                 f"{self._run.party} reports no model of its own data alone: it would be trained"
                 " without noise (budget: epsilon)."
             )
-        self._run.sent.check_evaluations(self._run.name, policy)
+        self._run.sent_ledger.check_evaluations(self._run.name, policy)
         evaluation = self._run.active.site.evaluate_solo(head.round)
         self._run.tables.add_metrics(self._metrics(evaluation, head.round, "alone"))
         return self._allowed(evaluation, policy, head.round, "alone")
@@ -119,7 +119,7 @@ class SiteEvaluation:
         solo_runs = [
             run for run in runs_of(self._run.at) if run.is_finished and self._is_solo_baseline(run)
         ]
-        if not solo_runs or self._run.experiment.algorithm == ALONE:
+        if not solo_runs or self._run.experiment.algorithm == SOLO:
             return None
         newest = max(solo_runs, key=lambda run: run.summary.stat().st_mtime)
         by_party = gains(
@@ -141,7 +141,7 @@ class SiteEvaluation:
             exclude=method_settings
         ) == self._run.experiment.model_dump(exclude=method_settings)
         return (
-            experiment.algorithm == ALONE
+            experiment.algorithm == SOLO
             and same_settings
             and run.read_environment()["fingerprint"] == self._run.introduced.digest
         )

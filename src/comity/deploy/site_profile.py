@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.base.key import Key
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.core.release import Release
 from comity.data import Dataset
 from comity.data import load as load_dataset
@@ -81,11 +81,11 @@ def sent_profiles(folder: Path) -> list[SentProfile]:
     """All profiles that have left the site in `folder`, oldest first."""
     path = folder / STORE
     try:
-        content = without_crc(json.loads(path.read_text(encoding="utf-8")))
-        return [SentProfile(**sent) for sent in content["profiles"]]
+        content = read_json(path)
+        return [SentProfile(**fields) for fields in content["profiles"]]
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+    except UNREADABLE as why:
         raise CorruptedFile(f"{path} is damaged: which profiles have left is not known.") from why
 
 
@@ -113,8 +113,8 @@ class SiteProfiles:
                 ranges = own_ranges(
                     self._dataset.schema, self._columns, self._table, self._protection
                 )
-                known = {name: list(limits) for name, limits in ranges.items() if limits}
-                stored = [self._begin(known)]
+                present = {name: list(limits) for name, limits in ranges.items() if limits}
+                stored = [self._begin(present)]
             return Ranges(stored[0].ranges)
 
     def profile(self, request: AskProfile) -> str:
@@ -123,9 +123,9 @@ class SiteProfiles:
         question = self._read_question(request)
         with self._locked():
             stored = self._find_same()
-            for sent in stored:
-                if sent.question == question:
-                    return sent.content
+            for profile in stored:
+                if profile.question == question:
+                    return profile.content
             if not stored:
                 raise UsageError(f"{self._policy.name} was not asked for its ranges first.")
             if stored[-1].question is None:
@@ -198,7 +198,9 @@ class SiteProfiles:
 
     def _find_same(self) -> list[SentProfile]:
         """The profiles of these data under this policy that have left before."""
-        return [sent for sent in self._of_these_data() if sent.protection == self._settings]
+        return [
+            profile for profile in self._of_these_data() if profile.protection == self._settings
+        ]
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -206,7 +208,7 @@ class SiteProfiles:
 
     def _of_these_data(self) -> list[SentProfile]:
         fingerprint = self._dataset.fingerprint()
-        return [sent for sent in sent_profiles(self._folder) if sent.data == fingerprint]
+        return [profile for profile in sent_profiles(self._folder) if profile.data == fingerprint]
 
     def _begin(self, ranges: dict[str, list[float]]) -> SentProfile:
         """Store the first step of a new profile, if the policy allows one more."""
@@ -218,28 +220,33 @@ class SiteProfiles:
             )
         if self._release is None:
             self._charge("ranges", b"", None)
-        begun = SentProfile(
+        incomplete = SentProfile(
             self._dataset.fingerprint(),
             self._settings,
             ranges,
             self._submitter,
             time.strftime("%Y-%m-%d %H:%M:%S"),
         )
-        self._store([*sent_profiles(self._folder), begun])
-        return begun
+        self._store([*sent_profiles(self._folder), incomplete])
+        return incomplete
 
-    def _complete(self, begun: SentProfile, question: dict[str, list[float]]) -> str:
+    def _complete(self, incomplete: SentProfile, question: dict[str, list[float]]) -> str:
         """Charge, compute and store the second step of a profile."""
         digest = blake2b(
-            json.dumps([begun.data, begun.protection, question]).encode(), digest_size=16
+            json.dumps([incomplete.data, incomplete.protection, question]).encode(), digest_size=16
         ).digest()
         self._charge(PROFILE, digest, self._release)
         key = Key.root(0, secret_of(self._folder), binds=True).fold(PROFILE).bind(digest)
         ranges = {name: (low, high) for name, (low, high) in question.items()}
         party = profile_table(self._columns, self._table, ranges, self._protection, key)
         content = json.dumps(party.to_dict(), allow_nan=False)
-        complete = replace(begun, question=question, content=content)
-        self._store([complete if sent == begun else sent for sent in sent_profiles(self._folder)])
+        complete = replace(incomplete, question=question, content=content)
+        self._store(
+            [
+                complete if profile == incomplete else profile
+                for profile in sent_profiles(self._folder)
+            ]
+        )
         return content
 
     def _charge(self, name: str, digest: bytes, release: Release | None) -> None:
@@ -250,7 +257,7 @@ class SiteProfiles:
         )
 
     def _store(self, profiles: list[SentProfile]) -> None:
-        content = with_crc({"profiles": [asdict(sent) for sent in profiles]})
+        content = with_crc({"profiles": [asdict(profile) for profile in profiles]})
         write_atomically(self._folder / STORE, json.dumps(content), private=True)
 
     @contextmanager

@@ -116,7 +116,7 @@ class SiteRun:
     replies: Replies = field(init=False)
     ledger: ReleaseLedger = field(init=False)
     """What all runs have released of this site's records."""
-    sent: SentLedger = field(init=False)
+    sent_ledger: SentLedger = field(init=False)
     """How much has left this site in all runs."""
     tables: SiteTables = field(init=False)
     _active: ActiveRun | None = None
@@ -129,7 +129,7 @@ class SiteRun:
         self.states = States(self.folder.path)
         self.replies = Replies(self.folder.path)
         self.ledger = ReleaseLedger(self.at)
-        self.sent = SentLedger(self.at, self.party)
+        self.sent_ledger = SentLedger(self.at, self.party)
         self.tables = SiteTables(self.folder.path, self.party)
 
     @property
@@ -213,7 +213,7 @@ class SiteRun:
             identity=identity,
             key=key,
         )
-        run.sent.check(run.name, payload(introduced), policy)
+        run.sent_ledger.check(run.name, payload(introduced), policy)
         run._check_groups(policy)
         return run
 
@@ -403,7 +403,7 @@ class SiteRun:
             messages: the kind, the bytes and the recipient of each
             policy: the site policy
         """
-        self.sent.charge(self.name, [(kind, amount) for kind, amount, _ in messages], policy)
+        self.sent_ledger.charge(self.name, [(kind, amount) for kind, amount, _ in messages], policy)
         for kind, amount, recipient in messages:
             self.tables.charge_sent(round, call, kind, amount, dst=recipient)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from comity.base.call import CallId
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.core.server import Note
 from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.engines.versions import Version
@@ -28,7 +28,7 @@ from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.privacy.account import PrivacyCharge
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
-from comity.runs.tables import LEDGER, METRICS, PRIVACY, Table
+from comity.runs.tables import LEDGER, METRICS, PRIVACY, RunTable
 from comity.safe_files import (
     flush_to_disk,
     make_folder,
@@ -78,11 +78,11 @@ class States:
         self._digests: dict[CallId, bytes] = {}
         if self._index.exists():
             try:
-                index = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
+                index = read_json(self._index)
                 self._saved = {
                     CallId(*version): Saved(*saved) for version, saved in index["states"]
                 }
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+            except UNREADABLE as why:
                 raise CorruptedFile(
                     f"{self._index} cannot be read: the states of this run are lost."
                 ) from why
@@ -190,7 +190,7 @@ def _read_steps(cells: Sequence[str]) -> CallSteps:
     return CallSteps(int(cells[0]), cells[1], *map(int, cells[2:]))
 
 
-STEPS = Table("steps.csv", CallSteps._fields, _read_steps)
+STEPS = RunTable("steps.csv", CallSteps._fields, _read_steps)
 
 
 class SiteTables:
@@ -203,7 +203,7 @@ class SiteTables:
         self._party = party
         for table in (METRICS, LEDGER, STEPS, PRIVACY):
             _repair(folder, table)
-        self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
+        self.bytes_sent = sum(row.bytes for row in self.ledger() if row.src == party)
         """Bytes that left the site in this run."""
         self._metrics = {row[:4]: row for row in self.metrics()}
 
@@ -243,7 +243,7 @@ class SiteTables:
     def charge_sent(self, round: int, call: str, kind: str, size: int, dst: str = SERVER) -> None:
         """Write the bytes of a message that the site sends."""
         self._charge(Charge(round, call, self._party, dst, kind, size))
-        self.sent += size
+        self.bytes_sent += size
 
     def add_metrics(self, rows: Iterable[Note]) -> None:
         """Write the metrics of a round.
@@ -268,7 +268,7 @@ class SiteTables:
         if row.bytes:
             self._append(LEDGER, [row])
 
-    def _append(self, table: Table[Any], rows: Sequence[Sequence[Any]]) -> None:
+    def _append(self, table: RunTable[Any], rows: Sequence[Sequence[Any]]) -> None:
         _repair(self._folder, table)  # a full disk may have cut off the last row
         with open_to_append(self._folder / table.name) as file:
             file.write(_lines(rows).encode())
@@ -285,7 +285,7 @@ def _is_same(one: Note, other: Note) -> bool:
     return one == other or (one.value != one.value and other.value != other.value)
 
 
-def _repair(folder: Path, table: Table[Any]) -> None:
+def _repair(folder: Path, table: RunTable[Any]) -> None:
     """Begin a table, or remove a last row that was cut off by a kill or a full disk."""
     with open_to_update(folder / table.name, create=True) as file:
         size = file.seek(0, os.SEEK_END)
@@ -331,14 +331,14 @@ def has_roster(folder: Path) -> bool:
 def read_roster(folder: Path) -> dict[str, PartyInfo]:
     """All parties, as the server described them when the run began."""
     try:
-        content = without_crc(json.loads((folder / ROSTER).read_text(encoding="utf-8")))
+        content = read_json(folder / ROSTER)
         return {name: PartyInfo(**party) for name, party in content["parties"].items()}
     except FileNotFoundError as why:
         raise UsageError(
             f"{folder} is of a version of Comity that did not store who else took part: it cannot"
             " be opened."
         ) from why
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+    except UNREADABLE as why:
         raise CorruptedFile(f"{folder / ROSTER} cannot be read: it is damaged.") from why
 
 

@@ -22,7 +22,13 @@ from comity.disclosure.sent_values import (
 from comity.disclosure.sources import AllRuns, Source
 from comity.models.referenced_weights import WeightsReference
 from comity.names import display_name
-from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
+from comity.privacy.account import (
+    AGAINST_SERVER,
+    INFINITE,
+    describe_guarantee,
+    format_epsilon,
+    read_epsilon,
+)
 from comity.privacy.composition import weakest_unit
 from comity.reporting.blocks import Facts, Section, Table
 from comity.text import join_names
@@ -560,7 +566,7 @@ def _all_runs_section(party: str, total: AllRuns) -> Section:
             run.method or "not known: its folder was deleted",
             f"{run.bytes:,}",
             f"{run.evaluations:,}",
-            "infinite" if math.isinf(run.epsilon) else f"{run.epsilon:.3g}",
+            format_epsilon(run.epsilon),
         ]
         for run in total.runs
     ]

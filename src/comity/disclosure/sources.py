@@ -4,14 +4,13 @@ server or at a site.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from comity.checksums import without_crc
+from comity.checksums import UNREADABLE, read_json
 from comity.core.release import Unit
 from comity.data import Federation
 from comity.data.preparation import Schema, Unusable
@@ -39,6 +38,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
 from comity.runs.server_run import ServerRun
 from comity.runs.trust import check, code_of
+from comity.text import shell_line
 from comity.wire.ledger import EVERYBODY, SERVER, Charge
 
 Place = Literal["simulation", "server", "site"]
@@ -77,8 +77,8 @@ class AllRuns:
     @staticmethod
     def at_site(folder: Path, policy: SitePolicy) -> AllRuns:
         """Read the ledgers of a site's folder."""
-        ledger, sent = ReleaseLedger(folder), SentLedger(folder, policy.name)
-        rows, sent_bytes = ledger.rows(), sent.bytes_by_run()
+        ledger, sent_ledger = ReleaseLedger(folder), SentLedger(folder, policy.name)
+        rows, sent_bytes = ledger.rows(), sent_ledger.bytes_by_run()
         methods = {
             run.path.name: display_name(run.read_experiment().algorithm) for run in runs_of(folder)
         }
@@ -92,15 +92,15 @@ class AllRuns:
                     name,
                     methods.get(name, ""),
                     sent_bytes.get(name, 0),
-                    sent.evaluations(name),
+                    sent_ledger.evaluations(name),
                     math.inf if name in unbounded else epsilon(ledger.history(of=name), DELTA),
                 )
                 for name in names
             ),
-            sent.total(),
+            sent_ledger.total(),
             math.inf if unbounded else epsilon(history, DELTA),
             weakest_unit(history),
-            sent.evaluations(),
+            sent_ledger.evaluations(),
             policy,
         )
 
@@ -331,15 +331,15 @@ def _read_audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | Non
         if not path.exists():
             continue
         try:
-            content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+            content = read_json(path)
             entries = [entry for entry in content["runs"] if _is_of_run(entry, here, place)]
             bytes_sent = sum(summary["bytes"].get(kind, 0) for kind in ("up", "down", "peer"))
             if any(entry["bytes"] != bytes_sent for entry in entries):
                 raise ComityError(
                     f"{path} is of another run than the one in {run.path}: make it anew with"
-                    f" 'comity audit {place}'."
+                    f" '{shell_line('comity', 'audit', place)}'."
                 )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
+        except UNREADABLE as why:
             raise ComityError(f"{path} cannot be read: it is damaged.") from why
         if entries:
             return dict(entries[0])

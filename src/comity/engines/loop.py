@@ -9,6 +9,7 @@ from typing import TypeVar
 from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.base.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
+from comity.engines.evaluation import evaluate_one_by_one
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
 from comity.metrics.evaluation import Evaluation
@@ -28,8 +29,7 @@ class Sequential:
     def evaluate(
         self, sites: Sites, messages: Mapping[int, Message], final: bool
     ) -> Iterator[tuple[int, Evaluation]]:
-        for i, message in messages.items():
-            yield i, sites[i].evaluate(message, final)
+        return evaluate_one_by_one(sites, messages, final)
 
 
 class LoopEngine(Engine):

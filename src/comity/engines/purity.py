@@ -97,8 +97,7 @@ class Unwritten:
     def _find(self, tree: Any) -> None:
         """Find all tensors, dicts and lists in a tree."""
         if isinstance(tree, Tensor):
-            if not tree.is_inference():  # such a tensor has no counter
-                self._tensors.append(tree)
+            self._add(tree)
         elif isinstance(tree, dict):
             self._find_in(tree.values(), mutable=True)
         elif isinstance(tree, list | tuple):
@@ -110,8 +109,14 @@ class Unwritten:
         if mutable:
             self._containers.append((items, list(items)))
         for item in items:
-            if item is not None:
+            if isinstance(item, Tensor):
+                self._add(item)
+            elif item is not None:
                 self._find(item)
+
+    def _add(self, tensor: Tensor) -> None:
+        if not tensor.is_inference():  # such a tensor has no counter
+            self._tensors.append(tensor)
 
     def unchanged(self) -> bool:
         """Whether nothing was written to, replaced, added or removed since."""

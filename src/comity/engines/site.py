@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from comity.algorithms.dp import Dp
 from comity.algorithms.ldp import Ldp
 from comity.base.call import CallId, Message, PartyResult, stream_name
-from comity.base.finite import is_finite, not_finite
+from comity.base.finite import FiniteRows, is_finite, not_finite
 from comity.base.key import Key
 from comity.base.record import Params, Sealed, is_record, keep, on_device, open_sealed, set_origin
 from comity.core.algorithm import AnyAlgorithm
@@ -22,7 +25,13 @@ from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
 from comity.errors import ComityError
 from comity.metrics.calibration import UNCALIBRATED, Calibration, calibrate
-from comity.metrics.evaluation import Evaluation, evaluate
+from comity.metrics.evaluation import (
+    Evaluation,
+    Predicted,
+    evaluate,
+    predict_by,
+    score_predicted,
+)
 from comity.training.descent import train_outside
 from comity.training.requests import plain
 from comity.training.task import LearningTask
@@ -35,8 +44,10 @@ class Site:
         self.algorithm = algorithm
         self.party = party
         self.root = root
-        self._device = party.data.train.x.device
-        self.versions = Versions(self._initial_state, self._to_device)
+        self._to_device = _mover_to(party.data.train.x.device)
+        # `versions` has no reference to this site: both are freed as soon as it is dropped.
+        first_state = partial(_first_state, algorithm, party, root, self._to_device)
+        self.versions = Versions(first_state, self._to_device)
         self._saved: Version = None
 
     @property
@@ -72,16 +83,13 @@ class Site:
         message names are discarded.
         """
         self.versions.go_to(message.after)
-        contents = {
-            sender: self._receive(open_sealed(sealed, sender, self.party.id, call))
-            for sender, sealed in inbox.items()
-        }
-        usable = {sender: content for sender, content in contents.items() if is_finite(content)}
+        before = self.state
+        usable = self._open(inbox, call) if inbox else {}
         party = replace(self.party, inbox=usable) if usable else self.party
         key = self.root.fold(
             "party", party.stream, call.round, stream_name(call.function), call.occurrence
         ).bind(inputs)
-        state, content = self.mine, self._receive(self._content(message, call.depth))
+        state, content = before.mine, self._to_device(self._content(message, call.depth))
         start = partial(
             party_function(self.algorithm, call.depth, call.function), state, content, party, key
         )
@@ -93,31 +101,46 @@ class Site:
         return RunningCall(
             start(),
             call,
-            KeptMoments(dict(self.state.moments), f"{call.depth}.{call.function}"),
+            KeptMoments(dict(before.moments), f"{call.depth}.{call.function}"),
             layers,
-            tuple(sorted(contents.keys() - usable.keys())),
+            tuple(sorted(inbox.keys() - usable.keys())) if inbox else (),
             writes,
         )
 
-    def end(self, running: RunningCall) -> PartyResult:
+    def _open(self, inbox: Mapping[int, Sealed], call: CallId) -> dict[int, Any]:
+        """The contents of sealed messages, by sender, without those that are not finite."""
+        contents = {
+            sender: self._to_device(open_sealed(sealed, sender, self.party.id, call))
+            for sender, sealed in inbox.items()
+        }
+        return {sender: content for sender, content in contents.items() if is_finite(content)}
+
+    def end(self, running: RunningCall, rows: FiniteRows | None = None) -> PartyResult:
         """The result of a party function that has returned. The new state is kept until a message
         says that it does not count.
+
+        `rows` checks the replies and states of parties that were trained together. Without it,
+        whoever receives the reply checks it.
         """
         new_state, reply = running.result
+        before = self.mine
         set_origin(reply, self.party.id, running.call.round)
         keeps = running.kept_moments.trainings > 0 or (
-            new_state is not self.mine and (_has_values(new_state) or _has_values(self.mine))
+            new_state is not before and (_has_values(new_state) or _has_values(before))
         )
         ruined = ""
         if keeps:
-            ruined = not_finite(new_state)
+            ruined = rows.not_finite(new_state) if rows else not_finite(new_state)
             self.versions.add(running.call, PartyState(new_state, running.kept_moments.moments))
-        return PartyResult(reply, running.steps, keeps, ruined, running.warning, running.unusable)
+        unfit = rows.not_finite(reply) if rows else None
+        return PartyResult(
+            reply, running.steps, keeps, ruined, running.warning, running.unusable, unfit
+        )
 
     def deployed(self, message: Message) -> tuple[LearningTask, Params]:
         """The task and the parameters of the model that the party would deploy now."""
         self.versions.go_to(message.after)
-        state, content = self.mine, self._receive(message.content)
+        state, content = self.mine, self._to_device(message.content)
         start = partial(self.algorithm.deployed_model, state, content, self.party)
         writes = WriteCheck("deployed_model", start, {"its message": content, "its state": state})
         theta = start()
@@ -129,13 +152,17 @@ class Site:
             )
         return self.algorithm.party_for(self.party, self.mine).task, theta
 
-    def evaluate(self, message: Message, final: bool) -> Evaluation:
-        """Evaluate the model that the party would deploy on its own data, calibrated after the last
+    def predict(self, message: Message, final: bool) -> Predicted:
+        """Apply the model that the party would deploy to its own data, calibrated after the last
         round (`final`).
         """
         task, theta = self.deployed(message)
         calibration = self.calibration(task, theta) if final else UNCALIBRATED
-        return evaluate(task, theta, self.party.data, final, self.party.metric, calibration)
+        return predict_by(task, theta, self.party.data, calibration)
+
+    def evaluate(self, message: Message, final: bool) -> Evaluation:
+        """Evaluate the model that the party would deploy on its own data."""
+        return score_predicted([self.predict(message, final)], final, self.party.metric)[0]
 
     def calibration(self, task: LearningTask, theta: Params) -> Calibration:
         """The calibration of a model, fitted on the party's own samples."""
@@ -177,13 +204,6 @@ class Site:
         self.versions.add(version, self._to_device(state))
         self.versions.commit(version)
 
-    def _initial_state(self) -> PartyState:
-        """The state at the start of a run."""
-        return PartyState(
-            self._to_device(self.algorithm.init_party(self.party.first_key(self.root), self.party)),
-            {},
-        )
-
     def _content(self, message: Message, depth: int) -> Any:
         """The message's content. With `init=own`, before a round has counted, the party's own
         initial weights replace the server's.
@@ -197,12 +217,21 @@ class Site:
             message.content, **{field: weights | self._to_device(keep(initial, frozenset(weights)))}
         )
 
-    def _receive(self, tree: Any) -> Any:
-        """A received tree on the device of the party's data; on the CPU it is there already."""
-        return tree if self._device.type == "cpu" else self._to_device(tree)
 
-    def _to_device(self, tree: Any) -> Any:
-        return on_device(tree, self._device)
+def _first_state(
+    algorithm: AnyAlgorithm, party: Party, root: Key, to_device: Callable[[Any], Any]
+) -> PartyState:
+    """A party's state at the start of a run."""
+    return PartyState(to_device(algorithm.init_party(party.first_key(root), party)), {})
+
+
+def _mover_to(device: torch.device) -> Callable[[Any], Any]:
+    """A function that moves a tree to a device. On the CPU it is there already."""
+    return _same if device.type == "cpu" else partial(on_device, device=device)
+
+
+def _same(tree: Any) -> Any:
+    return tree
 
 
 def hides_training_samples(algorithm: AnyAlgorithm) -> bool:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from comity.base.samples import Ints
 from comity.errors import ComityError
-from comity.measure.gain import AT_ONCE, Folds, Gain
+from comity.measure.gain import AT_ONCE, Folds, Gain, mean_and_error
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import Metric, relevant_classes
 from comity.metrics.reliability import Z95
@@ -75,8 +76,8 @@ class OutOfFold:
         return truth if self.answers.amounts else truth.long()
 
     def _values(self, metric: Metric, weights: Tensor) -> Tensor:
-        y, given = self._labels(), self.answers.given
-        classes = 0 if self.answers.amounts else 1 + max([1, *y.tolist(), *given.tolist()])
+        y, predictions = self._labels(), self.answers.given
+        classes = 0 if self.answers.amounts else 1 + max([1, *y.tolist(), *predictions.tolist()])
         scores = self.answers.scores(classes).double()
         if not metric.compares_scores:
             return metric.figures(scores, y, weights)
@@ -113,19 +114,35 @@ def out_of_fold(runs: Sequence[FoldRun], folds: int) -> dict[str, list[OutOfFold
 def _pool(party: str, runs: Sequence[FoldRun]) -> OutOfFold:
     """Return the predictions of one party in the runs of one repeat."""
     answers = [run.answers[party] for run in runs]
-    scores = [answer.score for answer in answers if answer.score is not None]
-    positions = torch.cat([torch.as_tensor(run.positions[party]) for run in runs])
-    fold = torch.cat([torch.full((len(a.truth),), k) for k, a in enumerate(answers)])
-    order = positions.argsort()
+    positions = [torch.as_tensor(run.positions[party]) for run in runs]
+    fold = [torch.full((len(a.truth),), k) for k, a in enumerate(answers)]
     return OutOfFold(
-        Answers(
-            torch.cat([answer.truth for answer in answers])[order],
-            torch.cat([answer.given for answer in answers])[order],
-            torch.cat(scores)[order] if len(scores) == len(answers) else None,
-        ),
-        fold[order],
-        positions[order],
+        join_answers(answers, positions),
+        in_order(fold, positions),
+        in_order(positions, positions),
     )
+
+
+def join_answers(
+    answers: Sequence[Answers], positions: Sequence[Sequence[int] | Ints | Tensor]
+) -> Answers:
+    """Return the predictions of several folds in the order of the samples' positions."""
+    scores = [answer.score for answer in answers if answer.score is not None]
+    return Answers(
+        in_order([answer.truth for answer in answers], positions),
+        in_order([answer.given for answer in answers], positions),
+        in_order(scores, positions) if len(scores) == len(answers) else None,
+    )
+
+
+def in_order(parts: Sequence[Tensor], positions: Sequence[Sequence[int] | Ints | Tensor]) -> Tensor:
+    """Return the rows of all parts in the order of their positions.
+
+    Examples:
+        >>> in_order([torch.tensor([10, 12]), torch.tensor([11])], [[0, 2], [1]])
+        tensor([10, 11, 12])
+    """
+    return torch.cat(list(parts))[torch.cat([torch.as_tensor(p) for p in positions]).argsort()]
 
 
 def cross_validated_gains(
@@ -155,7 +172,7 @@ def _gain(
         metric.sign * (a.pseudo_values(metric) - b.pseudo_values(metric))
         for a, b in zip(now, before, strict=True)
     ]
-    mean, error = _mean_and_error(
+    mean, error = mean_and_error(
         torch.stack(differences).mean(0), _resolution(now[0].answers, metric)
     )
     gain = metric.sign * (
@@ -207,18 +224,6 @@ def _resolution(answers: Answers, metric: Metric) -> float:
     classes = relevant_classes(metric) if metric.fits(2) else range(int(y.max()) + 1)
     counts = [count for label in classes if (count := int((y == label).sum()))]
     return len(y) / (len(counts) * min(counts)) if counts else 1.0
-
-
-def _mean_and_error(differences: Tensor, resolution: float) -> tuple[float, float]:
-    """Return the mean of paired differences and its standard error.
-
-    As in `gain.paired_interval`, two pseudo-samples are added: half a sample that became right,
-    half a sample that became wrong, and one without a change.
-    """
-    n = len(differences) + (2 if resolution else 0)
-    total = float(differences.sum())
-    squares = float(differences.square().sum()) + resolution**2
-    return total / n, math.sqrt(max(squares - total**2 / n, 0.0)) / n
 
 
 def pooled_figures(runs: Sequence[FoldRun], folds: int, metric: Metric) -> list[dict[str, float]]:

@@ -112,7 +112,7 @@ def paired_gain(party: str, now: Sequence[int], before: Sequence[int]) -> Gain:
     `now` and `before` say which of the same test samples two models got right (1) or wrong (0).
     """
     better, worse = count_changes(now, before)
-    middle, error = _middle_and_error(better, worse, len(now))
+    middle, error = _of_changes(better, worse, len(now))
     return Gain(
         party, (better - worse) / len(now), *paired_interval(better, worse, len(now)), middle, error
     )
@@ -130,15 +130,35 @@ def paired_interval(better: int, worse: int, count: int) -> tuple[float, float]:
     Of `count` samples, `better` were right only now, `worse` only before. Half a sample is added to
     each of the four cells, as the plain Wald interval is too narrow for small test sets.
     """
-    middle, error = _middle_and_error(better, worse, count)
+    middle, error = _of_changes(better, worse, count)
     return max(-1.0, middle - Z95 * error), min(1.0, middle + Z95 * error)
 
 
-def _middle_and_error(better: int, worse: int, count: int) -> tuple[float, float]:
+def _of_changes(better: int, worse: int, count: int) -> tuple[float, float]:
+    """Return `mean_and_error` of `count` differences, of which `better` are 1 and `worse` are -1,
+    in closed form.
+    """
     b = better + 0.5
     c = worse + 0.5
     n = count + 2.0
     return (b - c) / n, math.sqrt(max(b + c - (b - c) ** 2 / n, 0.0)) / n
+
+
+def mean_and_error(differences: Tensor, resolution: float = 1.0) -> tuple[float, float]:
+    """Return the mean of paired differences and its standard error.
+
+    Two pseudo-samples are added: half a sample that became better by `resolution`, half a sample
+    that became worse by it, and one without a change. For accuracy, whose differences are 1, 0 or
+    -1, this is `paired_interval`.
+
+    Args:
+        differences: one difference per sample
+        resolution: the largest difference that one sample can make; 0 for no pseudo-samples
+    """
+    n = len(differences) + (2 if resolution else 0)
+    total = float(differences.sum())
+    squares = float(differences.square().sum()) + resolution**2
+    return total / n, math.sqrt(max(squares - total**2 / n, 0.0)) / n
 
 
 def bootstrap_gain(party: str, now: Answers, before: Answers, metric: Metric) -> Gain | None:

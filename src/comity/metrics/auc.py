@@ -8,10 +8,8 @@ with samples of one class only has no AUC: it is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -29,16 +27,6 @@ def auc(scores: Tensor, positive: Tensor) -> float | None:
     )
 
 
-def auc_micro(scores: Tensor, labels: Tensor) -> float | None:
-    """Return one AUC over all (sample, class) pairs of raw scores (samples x classes).
-
-    It is None if all labels are of one class.
-    """
-    if len(labels.unique()) < 2:
-        return None
-    return auc(scores, F.one_hot(labels, scores.shape[1]))
-
-
 def areas(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
     """Return an AUC for each row of `weights`, which say how many times each sample counts.
 
@@ -52,11 +40,3 @@ def areas(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
     below = empty.index_add(1, place, weights * ~positive)
     outscored = below.cumsum(1) - below / 2  # negatives that a positive at each place outscores
     return (above * outscored).sum(1) / (above.sum(1) * below.sum(1))
-
-
-def mean_defined(values: Iterable[float | None]) -> tuple[float | None, int]:
-    """Return the mean of the values that are not None, and the number of those that are."""
-    entries = list(values)
-    defined = [v for v in entries if v is not None]
-    mean = math.fsum(defined) / len(defined) if defined else None
-    return mean, len(entries) - len(defined)

@@ -166,7 +166,7 @@ def calibrate(
     A model is left as it is if the party has no samples to fit on (`calibration_split`), or if the
     model has diverged.
     """
-    fit = parse_calibrate(how)
+    fit = None if how == NONE else parse_calibrate(how)
     split = fit and calibration_split(data, task.classes, only_validation=only_validation)
     if fit is None or split is None:
         return UNCALIBRATED

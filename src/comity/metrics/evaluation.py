@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
@@ -14,6 +15,7 @@ from comity.base.content import Content, describe
 from comity.base.record import Params, record
 from comity.base.samples import PartyData, Samples
 from comity.metrics.calibration import UNCALIBRATED, Calibration
+from comity.metrics.cohort import Predictions, blocks_of, figures_of
 from comity.metrics.metrics import ACCURACY, METRICS, TWO, metrics_for
 from comity.training.kernels import squared_error
 from comity.training.task import LearningTask, in_chunks
@@ -99,6 +101,53 @@ class Evaluation:
     """The comparison with training alone, for a party at a site that has trained alone before."""
 
 
+@dataclass(frozen=True, eq=False)
+class Predicted:
+    """A model's logits for a party's validation and test samples."""
+
+    classes: int
+    """The number of classes; 0 where the label is a number."""
+    data: PartyData
+    validation: Tensor
+    test: Tensor
+
+
+def predict(
+    logits_of: Callable[[Tensor], Tensor],
+    classes: int,
+    data: PartyData,
+    calibration: Calibration = UNCALIBRATED,
+) -> Predicted:
+    """Apply a model, given as the function from inputs to logits, to a party's data.
+
+    The calibration is applied to test samples only: it may have been fitted on the validation
+    samples, whose scores would then be too good.
+    """
+
+    def logits_on(part: Samples) -> Tensor:
+        return logits_of(part.x) if len(part) else torch.zeros(0, 1)
+
+    test = logits_on(data.test)
+    return Predicted(
+        classes,
+        data,
+        logits_on(data.validation),
+        calibration.apply(test) if len(data.test) else test,
+    )
+
+
+def predict_by(
+    task: LearningTask, theta: Params, data: PartyData, calibration: Calibration = UNCALIBRATED
+) -> Predicted:
+    """Apply a model to a party's data, as `predict` does."""
+    return predict(
+        lambda x: in_chunks(lambda chunk: task.logits(theta, chunk), x),
+        task.classes,
+        data,
+        calibration,
+    )
+
+
 def evaluate(
     task: LearningTask,
     theta: Params,
@@ -107,23 +156,8 @@ def evaluate(
     metric: str = ACCURACY.name,
     calibration: Calibration = UNCALIBRATED,
 ) -> Evaluation:
-    """Evaluate a model on a party's data, by accuracy, loss and `metric`.
-
-    After the last round (`final`), all metrics that fit the task are computed, and the predictions
-    of the test samples are returned, too.
-
-    The calibration is applied to test samples only: it may have been fitted on the validation
-    samples, whose scores would then be too good.
-    """
-
-    return evaluate_logits(
-        lambda x: in_chunks(lambda chunk: task.logits(theta, chunk), x),
-        task.classes,
-        data,
-        final,
-        metric,
-        calibration,
-    )
+    """Evaluate a model on a party's data, as `score_predicted` does."""
+    return score_predicted([predict_by(task, theta, data, calibration)], final, metric)[0]
 
 
 def evaluate_logits(
@@ -132,38 +166,46 @@ def evaluate_logits(
     data: PartyData,
     final: bool,
     metric: str = ACCURACY.name,
-    calibration: Calibration = UNCALIBRATED,
 ) -> Evaluation:
     """Evaluate a model, given as the function from inputs to logits, as `evaluate` does.
 
     `classes` is their number; 0 where the label is a number.
     """
+    return score_predicted([predict(logits_of, classes, data)], final, metric)[0]
 
-    def logits_on(part: Samples) -> Tensor:
-        return logits_of(part.x) if len(part) else torch.zeros(0, 1)
 
-    names = _except_accuracy([metric])
-    validation = _score(classes, logits_on(data.validation), data.validation.y, names, data.unit)
-    logits = logits_on(data.test)
-    if len(data.test):
-        logits = calibration.apply(logits)
-    if not final:
-        return Evaluation(validation, _score(classes, logits, data.test.y, names, data.unit), None)
-    fitting = [fitting_metric.name for fitting_metric in metrics_for(classes)]
-    all_names = _except_accuracy(dict.fromkeys([*fitting, metric]))
-    answers = _answers(logits, data.test.y) if classes else _amounts(logits, data.test.y, data.unit)
-    return Evaluation(
-        validation, _score(classes, logits, data.test.y, all_names, data.unit), answers
+def score_predicted(
+    parties: Sequence[Predicted], final: bool, metric: str = ACCURACY.name
+) -> list[Evaluation]:
+    """Evaluate predictions of one or more parties with as many classes, by accuracy, loss and
+    `metric`.
+
+    After the last round (`final`), all metrics that fit the task are computed, and the predictions
+    of the test samples are returned, too. The result for a party does not depend on the others.
+    """
+    classes = parties[0].classes
+    fitting = [fitting_metric.name for fitting_metric in metrics_for(classes)] if final else []
+    validation = [Predictions(party.validation, party.data.validation.y) for party in parties]
+    test = [Predictions(party.test, party.data.test.y) for party in parties]
+    units = [party.data.unit for party in parties]
+    scores = zip(
+        _scores(classes, validation, units, [metric]),
+        _scores(classes, test, units, list(dict.fromkeys([*fitting, metric]))),
+        strict=True,
     )
+    answers = [
+        _answers(classes, *predictions, unit) if final else None
+        for predictions, unit in zip(test, units, strict=True)
+    ]
+    return [Evaluation(*row, answer) for row, answer in zip(scores, answers, strict=True)]
 
 
 def score_model(task: LearningTask, theta: Params, on: Samples, unit: float = 1.0) -> Score:
     """Return the accuracy and loss of a model on samples; `unit` is that of a label."""
-    return (
-        _score(task.classes, in_chunks(lambda x: task.logits(theta, x), on.x), on.y, [], unit)
-        if len(on)
-        else NOTHING
-    )
+    if not len(on):
+        return NOTHING
+    logits = in_chunks(lambda x: task.logits(theta, x), on.x)
+    return _scores(task.classes, [Predictions(logits, on.y)], [unit], [])[0]
 
 
 def score_on_validation(task: LearningTask, theta: Params, data: PartyData) -> Score:
@@ -171,31 +213,45 @@ def score_on_validation(task: LearningTask, theta: Params, data: PartyData) -> S
     return score_model(task, theta, data.validation, data.unit)
 
 
-def _except_accuracy(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name != ACCURACY.name]
+def _scores(
+    classes: int, parties: Sequence[Predictions], units: Sequence[float], metrics: Sequence[str]
+) -> list[Score]:
+    """Each party's accuracy, loss and `metrics`; `units` are those of labels that are numbers."""
+    if not classes:
+        rows = zip(parties, units, strict=True)
+        return [_score_amounts(*predictions, unit, metrics) for predictions, unit in rows]
+    present = [party for party in parties if len(party.y)]
+    losses = [float(F.cross_entropy(logits, y)) for logits, y in present]
+    scores = iter(_class_scores([party.cpu() for party in present], losses, metrics))
+    return [next(scores) if len(party.y) else NOTHING for party in parties]
 
 
-def _score(classes: int, logits: Tensor, y: Tensor, metrics: Sequence[str], unit: float) -> Score:
+def _class_scores(
+    parties: Sequence[Predictions], losses: Iterable[float], metrics: Sequence[str]
+) -> list[Score]:
+    """The scores of parties that have samples, whose losses are known."""
+    blocks = list(blocks_of(parties))
+    right = [count for block in blocks for count in block.right()]
+    figures = figures_of(blocks, [name for name in metrics if name != ACCURACY.name])
+    return [
+        Score(correct, len(party.y), loss, further)
+        for party, correct, loss, further in zip(parties, right, losses, figures, strict=True)
+    ]
+
+
+def _score_amounts(logits: Tensor, y: Tensor, unit: float, metrics: Sequence[str]) -> Score:
+    """The loss and the metrics where the label is a number."""
     if not len(y):
         return NOTHING
+    amounts = (logits * unit).cpu(), (y * unit).cpu()
+    values = {name: METRICS[name].of(*amounts) for name in metrics}
+    figures = {name: value for name, value in values.items() if value is not None}
+    return Score(0, len(y), float(squared_error(logits, y)), figures)
+
+
+def _answers(classes: int, logits: Tensor, y: Tensor, unit: float) -> Answers:
     if not classes:
-        return Score(
-            0, len(y), float(squared_error(logits, y)), _figures(logits * unit, y * unit, metrics)
-        )
-    correct = int((logits.argmax(1) == y).sum())
-    return Score(correct, len(y), float(F.cross_entropy(logits, y)), _figures(logits, y, metrics))
-
-
-def _figures(logits: Tensor, y: Tensor, metrics: Sequence[str]) -> dict[str, float]:
-    figures = {name: METRICS[name].of(logits.cpu(), y.cpu()) for name in metrics}
-    return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def _amounts(logits: Tensor, y: Tensor, unit: float) -> Answers:
-    return Answers((y * unit).float().cpu(), (logits[:, 0] * unit).float().cpu(), None)
-
-
-def _answers(logits: Tensor, y: Tensor) -> Answers:
+        return Answers((y * unit).float().cpu(), (logits[:, 0] * unit).float().cpu(), None)
     score = (logits[:, 1] - logits[:, 0]).float().cpu() if logits.shape[1] == TWO else None
     return Answers(y.int().cpu(), logits.argmax(1).int().cpu(), score)
 
@@ -209,25 +265,19 @@ def evaluate_batched(
     """
     if not task.classes:  # each party may have its own scale of labels
         return [evaluate(task, theta, data, False, metric) for data in parties]
-    parts = [part for data in parties for part in (data.validation, data.test)]
-    nonempty = [part for part in parts if len(part)]
-    logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in nonempty]))
-    y = torch.cat([part.y for part in nonempty])
-    begins = [0, *accumulate(len(part) for part in nonempty)]
-    right = np.add.reduceat((logits.argmax(1) == y).numpy(), begins[:-1], dtype=np.int64)
-    losses = np.add.reduceat(
-        F.cross_entropy(logits, y, reduction="none").double().numpy(), begins[:-1]
-    )
-    sums = zip(right.tolist(), losses.tolist(), begins, strict=False)
-    names = _except_accuracy([metric])
-    scores = []
-    for n in map(len, parts):
-        correct, loss, begin = next(sums) if n else (0, 0.0, 0)
-        figures = (
-            _figures(logits[begin : begin + n], y[begin : begin + n], names) if names and n else {}
-        )
-        scores.append(Score(correct, n, loss / max(1, n), figures))
+    present = [part for data in parties for part in (data.validation, data.test) if len(part)]
+    sizes = [len(part) for part in present]
+    logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in present]))
+    y = torch.cat([part.y for part in present])
+    losses = F.cross_entropy(logits, y, reduction="none").double().numpy()
+    begins = [0, *accumulate(sizes)][:-1]
+    means = (np.add.reduceat(losses, begins) / sizes).tolist()
+    predictions = list(map(Predictions, logits.split(sizes), y.split(sizes)))
+    scores = iter(_class_scores(predictions, means, [metric]))
+
+    def next_score(part: Samples) -> Score:
+        return next(scores) if len(part) else NOTHING
+
     return [
-        Evaluation(validation, test, None)
-        for validation, test in zip(scores[::2], scores[1::2], strict=True)
+        Evaluation(next_score(data.validation), next_score(data.test), None) for data in parties
     ]

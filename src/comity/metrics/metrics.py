@@ -59,6 +59,10 @@ class Metric:
     """Whether it is infinite for some predictions of a model that has not diverged. Such a model
     has no value of it.
     """
+    counts_only: bool = False
+    """Whether it is a function of numbers of samples and of pairs of samples: then samples with a
+    weight of 0 do not change even its last bit.
+    """
     draws: int = 2_000
     """The number of bootstrap samples of an interval."""
     has_function: bool = True
@@ -148,18 +152,26 @@ class Metrics(dict[str, Metric]):
 METRICS = Metrics(
     (metric.name, metric)
     for metric in (
-        Metric("accuracy", "accuracy", "the share of samples that are right", _accuracy),
+        Metric(
+            "accuracy",
+            "accuracy",
+            "the share of samples that are right",
+            _accuracy,
+            counts_only=True,
+        ),
         Metric(
             "balanced_accuracy",
             "balanced accuracy",
             "the share of each class that is recognised, averaged over the classes that are there",
             lambda scores, y, weights: _recalls(scores, y, weights).nanmean(1),
+            counts_only=True,
         ),
         Metric(
             "macro_f1",
             "macro F1",
             "the F1 of each class that is there or was answered, averaged over these classes",
             _macro_f1,
+            counts_only=True,
         ),
         Metric(
             "auc",
@@ -169,6 +181,7 @@ METRICS = Metrics(
             is_defined=_has_two_values,
             fits=lambda classes: classes == TWO,
             compares_scores=True,
+            counts_only=True,
         ),
         Metric(
             "sensitivity",
@@ -178,6 +191,7 @@ METRICS = Metrics(
             is_defined=lambda y: bool((y == 1).any()),
             fits=lambda classes: classes == TWO,
             only=1,
+            counts_only=True,
         ),
         Metric(
             "specificity",
@@ -187,6 +201,7 @@ METRICS = Metrics(
             is_defined=lambda y: bool((y == 0).any()),
             fits=lambda classes: classes == TWO,
             only=0,
+            counts_only=True,
         ),
         Metric(
             "brier",
@@ -233,6 +248,7 @@ METRICS = Metrics(
             is_defined=_has_two_values,
             fits=lambda classes: classes > TWO,
             eligible=False,
+            counts_only=True,
         ),
         Metric(
             "r2",

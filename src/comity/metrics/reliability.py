@@ -1,5 +1,5 @@
 """How far predicted probabilities agree with outcomes, for two classes: the Brier score, the
-calibration slope and intercept, and the bins of a reliability curve.
+calibration slope and the calibration intercept.
 
 All start from the score of a sample, the second logit minus the first: the probability of class 1
 is its sigmoid.
@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BINS = 10
-"""The bins of a reliability curve, of equal width."""
 Z95 = 1.959963984540054
 """The normal quantile of a two-sided 95% interval."""
 TINY = 1e-12
@@ -55,8 +52,8 @@ def calibration_intercepts(score: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 def _slope(score: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     if not score.isfinite().all():
         return score.new_tensor(math.nan)
-    counted = weight > 0
-    ones, zeros = score[counted & (y == 1)], score[counted & (y == 0)]
+    present = weight > 0
+    ones, zeros = score[present & (y == 1)], score[present & (y == 0)]
     if not len(ones) or not len(zeros):
         return score.new_tensor(math.nan)
     if ones.min() >= zeros.max() or ones.max() <= zeros.min():
@@ -136,54 +133,3 @@ def root(increasing: Callable[[float], float], low: float, high: float) -> float
             low = middle
         else:
             high = middle
-
-
-@dataclass(frozen=True)
-class Bin:
-    """The samples whose probability of class 1 is in one interval."""
-
-    low: float
-    high: float
-    count: int
-    probability: float
-    """The mean predicted probability."""
-    share: float
-    """The share of samples that are of class 1."""
-    interval: tuple[float, float]
-    """The 95% interval of the share, by Wilson."""
-
-
-def reliability_curve(score: Tensor, y: Tensor, bins: int = BINS) -> list[Bin]:
-    """Return the bins of equal width that have samples, from low to high probabilities."""
-    chance = score.double().sigmoid()
-    number = (chance * bins).long().clamp(max=bins - 1)
-    curve = []
-    for k in number.unique().tolist():
-        inside = number == k
-        count, hits = int(inside.sum()), int((y[inside] == 1).sum())
-        curve.append(
-            Bin(
-                k / bins,
-                (k + 1) / bins,
-                count,
-                float(chance[inside].mean()),
-                hits / count,
-                wilson(hits, count),
-            )
-        )
-    return curve
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a share.
-
-    Examples:
-        >>> low, high = wilson(1, 10)
-        >>> f"{low:.3f} {high:.3f}"
-        '0.018 0.404'
-    """
-    share, square = hits / count, Z95 * Z95
-    centre = share + square / (2 * count)
-    half = Z95 * math.sqrt(share * (1 - share) / count + square / (4 * count * count))
-    scale = 1 + square / count
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)

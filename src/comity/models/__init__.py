@@ -187,7 +187,7 @@ def _check_network(
     return network
 
 
-def _with_given(network: Modules, given: frozenset[str], redraw: bool) -> Network:
+def _with_given(network: Modules, names: frozenset[str], redraw: bool) -> Network:
     """Return a network of modules that starts from the `given` values among those that it has, or
     with `redraw` only from those that cannot be drawn. Frozen values stay in any case.
     """
@@ -195,19 +195,19 @@ def _with_given(network: Modules, given: frozenset[str], redraw: bool) -> Networ
     frozen = {name: values[name] for name in values if name in network.frozen_names}
     if len(frozen) == len(values):
         raise UsageError("The model has frozen weights only: there is nothing to train.")
-    if not frozen and all(_is_constant(values[name]) for name in given):
+    if not frozen and all(_is_constant(values[name]) for name in names):
         return network  # zeros and ones of a new network
     free = [name for name in values if name not in frozen]
     redrawn = network.redrawn_names() if redraw else frozenset()
-    kept = {name: values[name] for name in free if name in given - redrawn}
+    initial = {name: values[name] for name in free if name in names - redrawn}
     start = InitialWeights(
         source="the model",
-        kept=tuple(kept),
-        drawn=tuple(name for name in free if name not in kept),
+        kept=tuple(initial),
+        drawn=tuple(name for name in free if name not in initial),
         frozen=tuple(frozen),
-        redrawn=bool(given & redrawn),
+        redrawn=bool(names & redrawn),
     )
-    return Pretrained(network, kept, frozen, start)
+    return Pretrained(network, initial, frozen, start)
 
 
 def _is_constant(value: Tensor) -> bool:

@@ -170,9 +170,9 @@ def hf(
         _freeze_unused_pooler(net)
     encoder = HuggingFaceEncoder(net, channels, size or 0, cut)
     missing = {f"encoder.net.{name}" for name in loaded["missing_keys"]}
-    named = _with_head(f"hf(path={path})", encoder, shape, classes, freeze)
+    network = _with_head(f"hf(path={path})", encoder, shape, classes, freeze)
     names = {f"encoder.{name}" for name, _ in encoder.named_parameters()}
-    return NamedEncoder(named.encoder, named.head, frozenset(names - missing))
+    return NamedEncoder(network.encoder, network.head, frozenset(names - missing))
 
 
 ENCODERS: dict[str, Callable[..., NamedEncoder]] = {
@@ -199,8 +199,8 @@ def _image_encoder(
     size: int | None,
 ) -> NamedEncoder:
     encoder = ImageEncoder(net, channels, size or 0)
-    named = _with_head(library, encoder, shape, classes, freeze)
-    return NamedEncoder(named.encoder, named.head, weights=weights)
+    network = _with_head(library, encoder, shape, classes, freeze)
+    return NamedEncoder(network.encoder, network.head, weights=weights)
 
 
 def _with_head(

@@ -7,12 +7,11 @@ such as a user's Python file, is imported or run here.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from comity.base.record import Params
-from comity.checksums import Checksum, without_crc
+from comity.checksums import UNREADABLE, Checksum, read_json
 from comity.errors import ComityError
 from comity.wire.blob import InvalidBlob, read_blob
 
@@ -43,17 +42,9 @@ def read_parameters(folder: Path) -> Params:
     Raises ComityError if there is none, or if its files are damaged.
     """
     try:
-        settings = without_crc(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+        settings = read_json(folder / SETTINGS)
         skeleton, tensors = read_blob(read_weights(folder, settings))
         parameters, _ = skeleton["v"]  # the fields of `comity.studies.export.State`
         return {name: tensors[node["t"]] for name, node in parameters["d"]}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        IndexError,
-        AttributeError,
-        InvalidBlob,
-    ) as why:
+    except (*UNREADABLE, InvalidBlob) as why:
         raise no_model_in(folder) from why

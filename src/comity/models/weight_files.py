@@ -40,32 +40,36 @@ def load_weights(network: Network, file: str) -> Pretrained:
     name = Path(file).name
     inner = network if isinstance(network, Pretrained) else None
     frozen = dict(inner.frozen) if inner else {}
-    wanted = (inner.network if inner else network).init(Key(0))
-    taken: dict[str, str] = {}  # names in the file, by the network's names
+    expected = (inner.network if inner else network).init(Key(0))
+    names_in_file: dict[str, str] = {}  # names in the file, by the network's names
     misfits = []
-    for ours, like in wanted.items():
+    for ours, like in expected.items():
         theirs = next((n for n in _names_in_files(ours) if n in values), None)
         if theirs is None:
             continue
         if _fits(values[theirs], like):
-            taken[ours] = theirs
+            names_in_file[ours] = theirs
         else:
             misfits.append((theirs, f"{theirs} ({_shape(values[theirs])}, not {_shape(like)})"))
-    if not taken:
+    if not names_in_file:
         example = f"{misfits[0][1]}" if misfits else ", ".join([*values][:3]) or "no tensors"
         raise UsageError(
-            f"{file} has no weights for {network.name}, which has {next(iter(wanted), 'none')}"
-            f" ({len(wanted)} tensors); the file has {example}."
+            f"{file} has no weights for {network.name}, which has {next(iter(expected), 'none')}"
+            f" ({len(expected)} tensors); the file has {example}."
         )
-    fitting = {ours: values[theirs].to(wanted[ours].dtype) for ours, theirs in taken.items()}
+    fitting = {
+        ours: values[theirs].to(expected[ours].dtype) for ours, theirs in names_in_file.items()
+    }
     if bad := next((n for n, value in fitting.items() if not _is_finite(value)), None):
-        raise UsageError(f"{file} cannot be used: {taken[bad]} has values that are not finite.")
+        raise UsageError(
+            f"{file} cannot be used: {names_in_file[bad]} has values that are not finite."
+        )
     wrong_shape = dict(misfits)
-    used = {*taken.values()}
+    used = {*names_in_file.values()}
     start = InitialWeights(
         source=name,
-        kept=tuple(n for n in wanted if n in fitting and n not in frozen),
-        drawn=tuple(n for n in wanted if n not in fitting and n not in frozen),
+        kept=tuple(n for n in expected if n in fitting and n not in frozen),
+        drawn=tuple(n for n in expected if n not in fitting and n not in frozen),
         frozen=tuple(frozen),
         unfilled=tuple(n for n in frozen if n not in fitting),
         unused=tuple(wrong_shape.get(n, n) for n in values if n not in used),

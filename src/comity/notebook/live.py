@@ -38,10 +38,10 @@ EMPTY = LineContent("", 0, 1)
 class LiveLine:
     """A line that shows the runs of one call while they are under way."""
 
-    def __init__(self, runs: int = 1) -> None:
+    def __init__(self, runs: int | None = 1) -> None:
         from IPython.display import display
 
-        self._number_title: Callable[[str], str] = RunNumbers(runs) if runs > 1 else str
+        self._number_title: Callable[[str], str] = RunNumbers(runs) if runs != 1 else str
         self._handle: Any = display(EMPTY, display_id=True)  # type: ignore[no-untyped-call]
         self._last_update = 0.0
         self.active: list[RunProgress] = []

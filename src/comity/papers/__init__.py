@@ -168,7 +168,7 @@ class Copied(BaseModel):
         return row in self.rows and (not self.columns or column in self.columns)
 
 
-class Table(BaseModel):
+class PaperTable(BaseModel):
     """A table of a paper: its setting, its columns and rows, and the printed numbers.
 
     `stated`, `chosen` and `differs` say of each constant where it comes from. A constant is a
@@ -202,7 +202,7 @@ class Table(BaseModel):
     rows: tuple[MethodRow, ...]
 
     @model_validator(mode="after")
-    def _candidates_are_runs(self) -> Table:
+    def _candidates_are_runs(self) -> PaperTable:
         """Check that `best_of` names at least two rows without `best_of`."""
         runs = {row.name for row in self.rows if not row.best_of}
         for row in self.rows:
@@ -214,14 +214,14 @@ class Table(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _headlines_are_claims(self) -> Table:
+    def _headlines_are_claims(self) -> PaperTable:
         """Check that the headlines are claims."""
         if other := next((claim for claim in self.headlines if claim not in self.claims), None):
             raise ValueError(f"the headline {other} is none of the claims")
         return self
 
     @model_validator(mode="after")
-    def _constants_are_marked(self) -> Table:
+    def _constants_are_marked(self) -> PaperTable:
         """Check that each constant is marked once; a table without printed figures needs none."""
         marks = [name for kind in KINDS for name in getattr(self, kind)]
         if twice := next((name for name in marks if marks.count(name) > 1), None):
@@ -237,12 +237,12 @@ class Table(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _copied_cells_exist(self) -> Table:
+    def _copied_cells_exist(self) -> PaperTable:
         """Check that `copied` names rows and columns of the table."""
-        known = {entry.name for entry in (*self.rows, *self.columns)}
+        existing = {entry.name for entry in (*self.rows, *self.columns)}
         for copied in self.copied:
             if other := next(
-                (name for name in (*copied.rows, *copied.columns) if name not in known), None
+                (name for name in (*copied.rows, *copied.columns) if name not in existing), None
             ):
                 raise ValueError(f"copied names {other}, which is neither a row nor a column")
         return self
@@ -276,7 +276,7 @@ class Table(BaseModel):
             names.pop("epochs")
         return tuple(name for name in names if name not in NO_CONSTANTS)
 
-    def marked(self, kind: Kind, rows: Sequence[MethodRow]) -> list[str]:
+    def constants_of(self, kind: Kind, rows: Sequence[MethodRow]) -> list[str]:
         """Return the constants of a kind that concern some rows: all settings, since a row has the
         default of what it does not set, and the options of its methods, except those that only
         other rows set.
@@ -370,7 +370,7 @@ def _number(stem: str) -> int:
     return int("".join(c for c in stem if c.isdigit()) or 0)
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PaperTable:
     """Return a table by its name, or by the path of a user's TOML file.
 
     Raises UsageError if the name is unknown, and ComityError if the file is not valid.
@@ -379,7 +379,7 @@ def table(name: str) -> Table:
     if not name.endswith(".toml") and name not in names():
         raise unknown("experiment", name, names())
     try:
-        return Table.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        return PaperTable.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as why:
         raise ComityError(f"{path} cannot be read.") from why
     except tomllib.TOMLDecodeError as why:

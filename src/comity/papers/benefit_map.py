@@ -13,12 +13,13 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from comity.measure.seeds import interval_over_seeds
+from comity.names import SOLO
 from comity.papers.reproduction import Reproduction
 from comity.spec import parse, split
+from comity.text import markdown_table
 from comity.units import size
 
 MAP = "comity/map"
-SOLO = "solo"
 BY_CHANCE = 0.025
 """The probability that a 95% interval lies above zero without any effect; as likely below."""
 SLICES: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -59,9 +60,10 @@ class MethodGain:
     @property
     def text(self) -> str:
         """The gain and half the width of its interval, in bold where the sign is clear."""
-        if len(self.gains) < 2:
+        interval = interval_over_seeds(self.gains)
+        if interval is None:
             return f"{self.mean:+.1f}"
-        low, high = interval_over_seeds(self.gains)
+        low, high = interval
         text = f"{self.mean:+.1f} ± {(high - low) / 2:.1f}"
         return f"**{text}**" if self.sign else text
 
@@ -123,10 +125,11 @@ def _differences(values: Mapping[int, float], base: Mapping[int, float]) -> list
 
 
 def _sign(differences: Sequence[float]) -> int:
-    """Return the sign of the 95% interval; 0 if it contains zero, or there is only one seed."""
-    if len(differences) < 2:
+    """Return the sign of the 95% interval; 0 if it contains zero, or there are too few seeds."""
+    interval = interval_over_seeds(differences)
+    if interval is None:
         return 0
-    low, high = interval_over_seeds(differences)
+    low, high = interval
     return 1 if low > 0 else -1 if high < 0 else 0
 
 
@@ -193,8 +196,7 @@ def _matching(by_column: Mapping[str, Place], patterns: Sequence[str]) -> list[P
 
 def numeric_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown whose columns after the first are numbers."""
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, rule, *rows])
+    return markdown_table(heads, rows, numeric=range(1, len(heads)))
 
 
 def _titles(selected: Sequence[Place]) -> list[str]:

@@ -12,11 +12,11 @@ from pathlib import Path
 from comity.errors import UsageError
 from comity.measure.conventions import last_tenth
 from comity.papers import MethodRow
-from comity.papers.reproduce import Outcome
+from comity.papers.reproduce import RunOutcome
 from comity.runs.figures import by_round, carry_forward, mean
 from comity.runs.folder import RunFolder
 
-Outcomes = Mapping[tuple[str, str], Sequence[Outcome]]
+Outcomes = Mapping[tuple[str, str], Sequence[RunOutcome]]
 """Finished runs by the names of run and row."""
 
 
@@ -33,19 +33,19 @@ def validation_score(folder: Path, rounds: int) -> float:
     return sum(end) / len(end)
 
 
-def best_run(candidates: Sequence[Outcome]) -> Outcome:
+def best_run(candidates: Sequence[RunOutcome]) -> RunOutcome:
     """Return the run that is best on validation samples; of equal ones, the first."""
     return max(candidates, key=lambda run: validation_score(run.folder, run.summary["rounds"]))
 
 
 def choose_runs(
     rows: Sequence[MethodRow], finished: Outcomes
-) -> dict[tuple[str, str], list[Outcome]]:
+) -> dict[tuple[str, str], list[RunOutcome]]:
     """Return the best runs of the rows with `best_of`, by the names of run and row.
 
     There is one run for each seed that all candidates have.
     """
-    best_runs: dict[tuple[str, str], list[Outcome]] = {}
+    best_runs: dict[tuple[str, str], list[RunOutcome]] = {}
     for row in rows:
         for run in dict.fromkeys(name for name, _ in finished) if row.best_of else ():
             candidates = [
@@ -60,7 +60,7 @@ def choose_runs(
     return best_runs
 
 
-def describe_choice(row: MethodRow, best_runs: Sequence[Outcome]) -> str:
+def describe_choice(row: MethodRow, best_runs: Sequence[RunOutcome]) -> str:
     """Return a text with the chosen candidate of each seed; a run's folder has its row's name."""
     if not best_runs:
         return f"not all of {', '.join(row.best_of)} were run"

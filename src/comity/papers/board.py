@@ -24,8 +24,9 @@ from comity.measure.mean_ranks import (
     mean_ranks,
 )
 from comity.measure.seeds import interval_over_seeds
-from comity.papers.benefit_map import BY_CHANCE, SOLO, MethodGain, numeric_table
-from comity.papers.cells import LEAST_SEEDS, Cell
+from comity.names import SOLO
+from comity.papers.benefit_map import BY_CHANCE, MethodGain, numeric_table
+from comity.papers.cells import Cell
 from comity.papers.reproduce import federation_for
 from comity.papers.reproduction import Reproduction, read
 from comity.runs.build import prepare
@@ -37,7 +38,7 @@ from comity.studies.board import (
     Board,
     BoardFederation,
     Description,
-    Standing,
+    MethodOnFederation,
     describe,
     read_board,
 )
@@ -73,7 +74,7 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
             of_row, steps = cells.get((name, row.name)), cells.get((name + STEPS, row.name))
             if row.name == SOLO or of_row is None or not of_row.figures or steps is None:
                 continue
-            methods[row.name] = _standing(of_row, steps, solo, description.parties)
+            methods[row.name] = _method_on_federation(of_row, steps, solo, description.parties)
         federations.append(
             BoardFederation(
                 name,
@@ -88,16 +89,18 @@ def board_of(reproduction: Reproduction, descriptions: Mapping[str, Description]
     return Board(reproduction.command, reproduction.code, tuple(federations))
 
 
-def _standing(cell: Cell, steps: Cell, solo: Cell, parties: int) -> Standing:
+def _method_on_federation(cell: Cell, steps: Cell, solo: Cell, parties: int) -> MethodOnFederation:
     """Return what one method gained over SOLO on one federation."""
     gain = _gain(cell, solo, parties)
-    low: float | None = None
-    high: float | None = None
-    if len(gain.gains) >= LEAST_SEEDS:
-        low, high = (round(end, ROUNDED) for end in interval_over_seeds(gain.gains))
+    low, high = interval_over_seeds(gain.gains) or (None, None)
     mean_steps = round(steps.mean or 0.0, 1)
-    return Standing(
-        cell.row.algorithm, round(gain.mean, ROUNDED), low, high, mean_steps, round(gain.bytes)
+    return MethodOnFederation(
+        cell.row.algorithm,
+        round(gain.mean, ROUNDED),
+        None if low is None else round(low, ROUNDED),
+        None if high is None else round(high, ROUNDED),
+        mean_steps,
+        round(gain.bytes),
     )
 
 

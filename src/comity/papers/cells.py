@@ -17,15 +17,13 @@ from comity.measure.conventions import Line, last_tenth
 from comity.measure.seeds import interval_over_seeds
 from comity.papers import Column, MethodRow
 from comity.papers.best_of import choose_runs, describe_choice
-from comity.papers.reproduce import Outcome, Run
-from comity.privacy.account import read_epsilon
+from comity.papers.reproduce import Run, RunOutcome
+from comity.privacy.account import INFINITE, read_epsilon
 from comity.runs.folder import RunFolder
 from comity.studies.method_summary import steps_of_party
 
 ROUNDING = 0.05
 """How far a printed figure may be from its unrounded value."""
-LEAST_SEEDS = 3
-"""The fewest seeds of an interval; with fewer it would be too wide to be of use."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +55,8 @@ class Figure:
 
 def half_width(values: Sequence[float]) -> float | None:
     """Return half of the 95% interval of the mean over seeds; None with too few seeds."""
-    if len(values) < LEAST_SEEDS:
-        return None
-    low, high = interval_over_seeds(values)
-    return (high - low) / 2
+    interval = interval_over_seeds(values)
+    return (interval[1] - interval[0]) / 2 if interval else None
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class Cell:
 
 def collect(
     runs: Sequence[Run],
-    finished: Mapping[tuple[str, str], Sequence[Outcome]],
+    finished: Mapping[tuple[str, str], Sequence[RunOutcome]],
     columns: Sequence[Column],
     rows: Sequence[MethodRow],
 ) -> list[Cell]:
@@ -207,7 +203,7 @@ LAST_ROUND = ("mean", "weighted", "global", "party")
 """Measures that papers take in the last round."""
 AGAINST_OTHERS = ("rounds_to_lowest",)
 """Measures that depend on the other rows of the column."""
-NONE = {"epsilon": "infinite", "epsilon_server": "infinite"}
+NONE = {"epsilon": INFINITE, "epsilon_server": INFINITE}
 """The text for a run without such a figure; for other measures it is "never reached"."""
 LESS_IS_BETTER = (
     "std",
@@ -224,7 +220,7 @@ LESS_IS_BETTER = (
 
 
 def _figure(
-    measure: str, outcome: Outcome, column: Mapping[str, Sequence[Outcome]]
+    measure: str, outcome: RunOutcome, column: Mapping[str, Sequence[RunOutcome]]
 ) -> Figure | None:
     """Return the figure of a run; None if it has none.
 
@@ -245,7 +241,9 @@ def _figure(
     )
 
 
-def _value(measure: str, outcome: Outcome, column: Mapping[str, Sequence[Outcome]]) -> float | None:
+def _value(
+    measure: str, outcome: RunOutcome, column: Mapping[str, Sequence[RunOutcome]]
+) -> float | None:
     """Return the value of a measure, in the convention of the paper."""
     name, _, argument = measure.partition(":")
     if name in CONVENTIONS:
@@ -273,7 +271,7 @@ def _value(measure: str, outcome: Outcome, column: Mapping[str, Sequence[Outcome
     return FIGURES[name](outcome.summary)
 
 
-def _curve(measure: str, outcome: Outcome) -> Line:
+def _curve(measure: str, outcome: RunOutcome) -> Line:
     """Return the curve that a measure is taken from; empty if there is none."""
     name, _, argument = measure.partition(":")
     rows = RunFolder(outcome.folder).read_metrics()
@@ -336,13 +334,13 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
 
 
 def _rounds_to_lowest(
-    outcome: Outcome, column: Mapping[str, Sequence[Outcome]], party: str
+    outcome: RunOutcome, column: Mapping[str, Sequence[RunOutcome]], party: str
 ) -> float | None:
     """Return the first round that reaches the lowest final accuracy of the column's methods (ADCOL,
     Table 2).
     """
 
-    def line(outcome: Outcome) -> Line:
+    def line(outcome: RunOutcome) -> Line:
         rows = RunFolder(outcome.folder).read_metrics()
         return conventions.party_curves(rows)[party] if party else conventions.curve(rows)
 

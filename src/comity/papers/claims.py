@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from comity.measure.seeds import interval_over_seeds
-from comity.papers import Claim, Table
-from comity.papers.cells import LEAST_SEEDS, LESS_IS_BETTER, ROUNDING, Cell
+from comity.papers import Claim, PaperTable
+from comity.papers.cells import LESS_IS_BETTER, ROUNDING, Cell
 
 WORDS = ("reproduced", "direction reproduced", "contradicted", "undecided")
 
@@ -20,7 +20,7 @@ MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """The verdict on one claim in one column.
 
     The claim is *reproduced* if the setting is that of the paper, the 95% interval of the
@@ -57,9 +57,7 @@ class Verdict:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval over paired seeds; None if there are too few."""
-        return (
-            interval_over_seeds(self.differences) if len(self.differences) >= LEAST_SEEDS else None
-        )
+        return interval_over_seeds(self.differences)
 
     @property
     def word(self) -> str:
@@ -91,7 +89,7 @@ class Verdict:
         return f"{self.claim} in {self.column}: {self.word}, {self.text}{printed}{remarks}"
 
 
-def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verdict]:
+def verdicts(table: PaperTable, cells: Sequence[Cell], as_printed: bool) -> list[ClaimVerdict]:
     """Return the verdicts on the claims that could be tested, one for each of their columns."""
     by = {(cell.column.name, cell.row.name): cell for cell in cells}
     results = []
@@ -106,7 +104,7 @@ def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verd
     return results
 
 
-def untested(table: Table, results: Sequence[Verdict]) -> list[str]:
+def untested(table: PaperTable, results: Sequence[ClaimVerdict]) -> list[str]:
     """Return the claims that were tested in no column."""
     return [
         text
@@ -115,7 +113,7 @@ def untested(table: Table, results: Sequence[Verdict]) -> list[str]:
     ]
 
 
-def _verdict(table: Table, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:
+def _verdict(table: PaperTable, better: Cell, worse: Cell, as_printed: bool) -> ClaimVerdict | None:
     """Compare two cells of a column, by the seeds that both have; None if there are none."""
     sign = -1 if better.column.measure.partition(":")[0] in LESS_IS_BETTER else 1
     high, low = better.compared, worse.compared
@@ -124,25 +122,25 @@ def _verdict(table: Table, better: Cell, worse: Cell, as_printed: bool) -> Verdi
         return None
     (above, above_std), (below, below_std) = better.paper, worse.paper
     printed = None if above is None or below is None else sign * (above - below)
-    return Verdict(
+    return ClaimVerdict(
         f"{better.row.name} > {worse.row.name}",
         better.column.name,
         differences,
         printed,
         slack=2 * math.hypot(above_std or 0, below_std or 0),
         figures_agree=better.agrees is True and worse.agrees is True,
-        as_printed=as_printed and not table.marked("differs", [better.row, worse.row]),
+        as_printed=as_printed and not table.constants_of("differs", [better.row, worse.row]),
         remarks="; ".join(_remarks(table, better, worse)),
     )
 
 
-def _remarks(table: Table, better: Cell, worse: Cell) -> Iterator[str]:
+def _remarks(table: PaperTable, better: Cell, worse: Cell) -> Iterator[str]:
     """Yield what a reader of the verdict on two cells should know."""
     both = (better, worse)
-    if chosen := table.marked("chosen", [cell.row for cell in both]):
-        several = f"{len(chosen)} constants are our choice"
-        yield several if len(chosen) > MOST_NAMED else f"our choice: {', '.join(chosen)}"
-    if differs := table.marked("differs", [cell.row for cell in both]):
+    if rows := table.constants_of("chosen", [cell.row for cell in both]):
+        several = f"{len(rows)} constants are our choice"
+        yield several if len(rows) > MOST_NAMED else f"our choice: {', '.join(rows)}"
+    if differs := table.constants_of("differs", [cell.row for cell in both]):
         yield f"other than the paper states: {', '.join(differs)}"
     for cell in both:
         copied = table.source_of(cell.row.name, cell.column.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from comity import papers
 from comity.papers.reproduction import Reproduction
+from comity.text import markdown_table
 
 Place = tuple[str, str, str]
 """The names of a table, a row and a column."""
@@ -53,7 +54,7 @@ def by_table(reproductions: Sequence[Reproduction]) -> dict[str, Coverage]:
     A measured row that repeats printed figures of another table counts there, if its row and
     column have the same names.
     """
-    measured: set[Place] = set()
+    with_figures: set[Place] = set()
     at_scale: set[Place] = set()
     for reproduction in reproductions:
         places = {
@@ -61,10 +62,10 @@ def by_table(reproductions: Sequence[Reproduction]) -> dict[str, Coverage]:
             for cell in reproduction.cells
             if cell.figures
         }
-        measured |= places
+        with_figures |= places
         at_scale |= places if reproduction.as_printed else set()
     return {
-        name: Coverage(len(printed), len(printed & measured), len(printed & at_scale))
+        name: Coverage(len(printed), len(printed & with_figures), len(printed & at_scale))
         for name in papers.names()
         if (printed := printed_cells(name))
     }
@@ -75,21 +76,18 @@ def coverage_table(reproductions: Sequence[Reproduction]) -> str:
     covered = by_table(reproductions)
     if not any(coverage.measured for coverage in covered.values()):
         return ""
-    lines = [
-        "| paper | table | printed cells | measured | share | of these at full scale |",
-        "| --- | --- | --- | --- | --- | --- |",
-        _line("**all papers**", "", sum(covered.values(), Coverage())),
-    ]
+    heads = ["paper", "table", "printed cells", "measured", "share", "of these at full scale"]
+    rows = [_row("**all papers**", "", sum(covered.values(), Coverage()))]
     for paper in dict.fromkeys(name.partition("/")[0] for name in covered):
         of_paper = {
             name: coverage for name, coverage in covered.items() if name.startswith(f"{paper}/")
         }
-        lines.append(_line(f"**{paper}**", "", sum(of_paper.values(), Coverage())))
-        lines += [_line("", name, coverage) for name, coverage in of_paper.items()]
-    return "\n".join(lines)
+        rows.append(_row(f"**{paper}**", "", sum(of_paper.values(), Coverage())))
+        rows += [_row("", name, coverage) for name, coverage in of_paper.items()]
+    return markdown_table(heads, rows)
 
 
-def _line(paper: str, table: str, coverage: Coverage) -> str:
+def _row(paper: str, table: str, coverage: Coverage) -> list[str]:
     share = f"{coverage.measured / coverage.printed:.0%}"
     figures = (coverage.printed, coverage.measured, share, coverage.at_scale)
-    return "| " + " | ".join(map(str, (paper, table, *figures))) + " |"
+    return [*map(str, (paper, table, *figures))]

@@ -10,14 +10,15 @@ from statistics import fmean
 from typing import Any
 
 from comity.measure.conventions import mean_curve
-from comity.papers import Claim, Kind, Table, benefit_map, board
+from comity.papers import Claim, Kind, PaperTable, benefit_map, board
 from comity.papers.cells import ACCURACIES, Cell
-from comity.papers.claims import Verdict, untested, verdicts
+from comity.papers.claims import ClaimVerdict, untested, verdicts
 from comity.papers.coverage import coverage_table
 from comity.papers.joining import join as join_parts
 from comity.papers.reproduce import ABSENT, implemented
 from comity.papers.reproduction import RESULT, Reproduction, read
 from comity.safe_files import write_atomically
+from comity.text import markdown_table
 from comity.units import duration, size
 
 DATA_FOLDER = "data"
@@ -85,17 +86,6 @@ def _why(cell: Cell) -> str:
     return "not run: implemented since" if since else cell.why
 
 
-def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [heads, ("---",) * len(heads), *rows]
-    return (
-        "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines
-        )
-        + "\n"
-    )
-
-
 def write_csv(path: Path, cells: Sequence[Cell]) -> None:
     """Write the cells as CSV, with the values of all seeds."""
     text = io.StringIO(newline="")
@@ -134,7 +124,7 @@ def page(reproduction: Reproduction) -> str:
         _bullets(format_settings(reproduction.settings)),
         "Where the constants come from:",
         _bullets([*describe_constants(table), *_changed(reproduction)]),
-        markdown(HEADS, format_cells(reproduction.cells)).rstrip(),
+        markdown_table(HEADS, format_cells(reproduction.cells)),
         LEGEND,
         *_scattered(reproduction.cells),
         *_course(reproduction.cells),
@@ -155,7 +145,7 @@ MARKS: dict[Kind, str] = {
 }
 
 
-def describe_constants(table: Table) -> list[str]:
+def describe_constants(table: PaperTable) -> list[str]:
     """Return sentences on where the constants come from, and which figures were copied."""
     lines = [
         f"{text}: {', '.join(f'`{name}` ({why})' for name, why in marks.items())}."
@@ -253,7 +243,7 @@ def _course(cells: Sequence[Cell]) -> list[str]:
                 f"{of_column[0].column.title} by round, with the parties' mean test loss in"
                 " brackets, mean over seeds:"
             ),
-            markdown(["method", *map(str, rounds)], rows).rstrip(),
+            markdown_table(["method", *map(str, rounds)], rows),
         ]
     return parts
 
@@ -272,7 +262,7 @@ def _spread(rounds: Sequence[int]) -> list[int]:
 
 
 def _claims(
-    results: Sequence[Verdict], not_tested: Sequence[str], reproduction: Reproduction
+    results: Sequence[ClaimVerdict], not_tested: Sequence[str], reproduction: Reproduction
 ) -> list[str]:
     """Return the section on the claims: the verdicts, and the claims that were not tested."""
     if not results and not not_tested:
@@ -289,15 +279,15 @@ def _claims(
     parts = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
     if not_tested:
         claims = "; ".join(_with_titles(text, titles) for text in not_tested)
-        named = {name for text in not_tested for name in Claim(text).parts[:2]}
+        method_names = {name for text in not_tested for name in Claim(text).parts[:2]}
         run = {cell.row.name for cell in reproduction.cells if cell.figures}
-        absent = [row.title for row in reproduction.table.rows if row.name in named - run]
+        absent = [row.title for row in reproduction.table.rows if row.name in method_names - run]
         why = f" Not run: {', '.join(absent)}." if absent else ""
         parts.append(f"Not put to the test: {claims}.{why}")
     return parts
 
 
-def _verdict_cells(verdict: Verdict, mark: str = "") -> list[str]:
+def _verdict_cells(verdict: ClaimVerdict, mark: str = "") -> list[str]:
     """Return the cells of the columns `VERDICT`."""
     printed = "" if verdict.printed is None else f"{verdict.printed:+.2f}"
     return [
@@ -363,7 +353,7 @@ def _coverage(reproductions: Sequence[Reproduction]) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in Markdown; an empty text if there are no rows."""
-    return markdown(heads, rows).rstrip() if rows else ""
+    return markdown_table(heads, rows) if rows else ""
 
 
 def _headlines(reproductions: Sequence[Reproduction]) -> list[list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from comity import algorithms
 from comity.data.files import DatasetNotFound
 from comity.errors import UsageError
-from comity.papers import Column, MethodRow, Scale, Table
+from comity.papers import Column, MethodRow, PaperTable, Scale
 from comity.plugins import is_code
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.config import Experiment, experiment
@@ -53,7 +53,7 @@ federation_for = cached_federations()
 
 
 def plan_runs(
-    table: Table,
+    table: PaperTable,
     scale: Scale,
     seeds: Sequence[int],
     columns: Sequence[Column],
@@ -111,7 +111,7 @@ def prepare_first_seeds(runs: Sequence[Run]) -> Iterator[tuple[Run, SimulatedRun
 
 
 def settings_by_row(
-    table: Table, scale: Scale, runs: Sequence[Run], changes: dict[str, Any]
+    table: PaperTable, scale: Scale, runs: Sequence[Run], changes: dict[str, Any]
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Return the settings of the runs that can run, by the names of run and row."""
     settings: dict[str, dict[str, dict[str, Any]]] = {}
@@ -131,7 +131,7 @@ class Resources:
     memory: int
 
 
-def measure_resources(finished: dict[tuple[str, str], list[Outcome]]) -> Resources:
+def measure_resources(finished: dict[tuple[str, str], list[RunOutcome]]) -> Resources:
     """Return the total time of all runs, and the peak memory of the largest."""
     outcomes = [outcome for of_row in finished.values() for outcome in of_row]
     peak = 0
@@ -140,18 +140,18 @@ def measure_resources(finished: dict[tuple[str, str], list[Outcome]]) -> Resourc
     return Resources(sum(outcome.summary["seconds"]["total"] for outcome in outcomes), peak)
 
 
-def code_of(finished: dict[tuple[str, str], list[Outcome]]) -> str:
+def code_of(finished: dict[tuple[str, str], list[RunOutcome]]) -> str:
     """Return the commits that the runs were made with."""
     return " and ".join(_of_environments(finished, "code", "an unknown commit"))
 
 
-def processors_of(finished: dict[tuple[str, str], list[Outcome]]) -> str:
+def processors_of(finished: dict[tuple[str, str], list[RunOutcome]]) -> str:
     """Return the processors that the runs were made on."""
     return " and ".join(_of_environments(finished, "processor", "an unknown processor"))
 
 
 def _of_environments(
-    finished: dict[tuple[str, str], list[Outcome]], name: str, default: str
+    finished: dict[tuple[str, str], list[RunOutcome]], name: str, default: str
 ) -> list[str]:
     """Return the different values that the environments of the runs have for a name."""
     return list(
@@ -164,7 +164,7 @@ def _of_environments(
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A finished run of one row and seed."""
 
     folder: Path
@@ -177,7 +177,7 @@ def execute(
     progress: Callable[[str], Progress],
     track: Trackers | None = None,
     at_once: int = 1,
-) -> dict[tuple[str, str], list[Outcome]]:
+) -> dict[tuple[str, str], list[RunOutcome]]:
     """Run all runs that are not finished, and return the outcomes by the names of run and row.
 
     All rows of a seed run one after the other, as they share its data; `at_once` is the number of
@@ -200,10 +200,10 @@ def execute(
             planned_runs.append(
                 (which, PlannedRun(title, of_seed, folder, costs.get(which, Cost())))
             )
-    finished: dict[tuple[str, str], list[Outcome]] = {}
+    finished: dict[tuple[str, str], list[RunOutcome]] = {}
     with closing(
         run_all([run for _, run in planned_runs], federation_for, progress, track, jobs=at_once)
     ) as summaries:
         for (which, plan), summary in zip(planned_runs, summaries, strict=True):
-            finished.setdefault(which, []).append(Outcome(plan.folder, summary))
+            finished.setdefault(which, []).append(RunOutcome(plan.folder, summary))
     return finished

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from comity import papers
-from comity.checksums import with_crc, without_crc
-from comity.errors import ComityError, CorruptedFile
-from comity.papers import Scale, Table
+from comity.checksums import read_json, with_crc
+from comity.errors import ComityError
+from comity.papers import PaperTable, Scale
 from comity.papers.cells import Cell, Figure
 from comity.safe_files import write_atomically
 
@@ -48,7 +48,7 @@ class Reproduction:
     """For a table that was joined from parts: how far these agree."""
 
     @property
-    def table(self) -> Table:
+    def table(self) -> PaperTable:
         """The paper's table."""
         return papers.table(self.name)
 
@@ -136,11 +136,9 @@ def read(path: Path) -> Reproduction:
     Raises ComityError if the file cannot be read, or does not fit the paper's table.
     """
     try:
-        plain = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        plain = read_json(path)
     except OSError as why:
         raise ComityError(f"{path} cannot be read ({why.strerror}).") from why
-    except ValueError as why:
-        raise CorruptedFile(f"{path} is damaged: {why}.") from why
     table = papers.table(plain["name"])
     columns = {column.name: column for column in table.columns}
     rows = {row.name: row for row in table.rows}

@@ -365,6 +365,17 @@ def epsilon_for_json(value: float) -> float | str:
     return INFINITE if math.isinf(value) else round(value, 6)
 
 
+def format_epsilon(value: float | str, digits: str = ".3g") -> str:
+    """ε as text. `value` is a number, or what `epsilon_for_json` returned.
+
+    Examples:
+        >>> format_epsilon(7.98765), format_epsilon(math.inf), format_epsilon("infinite")
+        ('7.99', 'infinite', 'infinite')
+    """
+    epsilon = read_epsilon(value)
+    return INFINITE if math.isinf(epsilon) else f"{epsilon:{digits}}"
+
+
 def read_epsilon(value: float | str) -> float:
     """The inverse of `epsilon_for_json`."""
     return math.inf if value == INFINITE else float(value)

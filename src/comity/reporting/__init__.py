@@ -7,16 +7,15 @@ puts them into one file. `comity report DIR` and `comity.report` call `report`.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from comity.checksums import without_crc
+from comity.checksums import UNREADABLE, read_json
 from comity.errors import UsageError, describe, unknown
 from comity.reporting.blocks import Block, Section, Table, Text
 from comity.reporting.federations import over_federations
-from comity.reporting.gather import Group, Method, file_problems, gather
+from comity.reporting.gather import Method, RunGroup, file_problems, gather
 from comity.reporting.labels import check_labels
 from comity.reporting.page import Page
 from comity.reporting.sections.again import again
@@ -102,7 +101,7 @@ def report(
     return path
 
 
-def _warn_of_closed_runs(groups: Sequence[Group], warn: Callable[[str], None]) -> None:
+def _warn_of_closed_runs(groups: Sequence[RunGroup], warn: Callable[[str], None]) -> None:
     """Say why the page leaves out what needs runs that could not be opened."""
     reasons = [run.closed for group in groups for run in group.runs if run.closed]
     if not reasons:
@@ -115,7 +114,7 @@ def _warn_of_closed_runs(groups: Sequence[Group], warn: Callable[[str], None]) -
 
 
 def build_sections(
-    group: Group,
+    group: RunGroup,
     folder: Path,
     methods: Sequence[str] | None,
     target: float | None,
@@ -156,7 +155,7 @@ def build_sections(
     return sections
 
 
-def methods_to_map(group: Group, names: Sequence[str] | None) -> list[Method]:
+def methods_to_map(group: RunGroup, names: Sequence[str] | None) -> list[Method]:
     """Return the methods whose representations are drawn: the named ones, or the best and SOLO."""
     finished = {m.name: m for m in group.methods if m.finished}
     if names is not None:
@@ -166,7 +165,7 @@ def methods_to_map(group: Group, names: Sequence[str] | None) -> list[Method]:
     return [*[m for m in ranked if not m.alone][:3], *[m for m in ranked if m.alone]]
 
 
-def headlines(pairs: Sequence[tuple[Group, list[Section]]]) -> dict[str, str]:
+def headlines(pairs: Sequence[tuple[RunGroup, list[Section]]]) -> dict[str, str]:
     """Return the answer of each setting by the setting's name; empty if there is one setting."""
     if len(pairs) == 1:
         return {}
@@ -187,7 +186,7 @@ def _tuning(path: Path) -> list[Block]:
     if not path.exists():
         return []
     try:
-        content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        content = read_json(path)
         settings = list(content["trials"][0]["settings"])
         rows = [
             [
@@ -198,7 +197,7 @@ def _tuning(path: Path) -> list[Block]:
             for trial in content["trials"]
         ]
         verdict = str(content["verdict"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+    except UNREADABLE:
         return [Text(f"{path.name} is damaged: what was chosen cannot be shown.", "missing")]
     heads = [*settings, "validation", "test", "round"]
     about = (

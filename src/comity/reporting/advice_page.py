@@ -11,8 +11,9 @@ from comity.names import display_name
 from comity.safe_files import write_atomically
 from comity.studies.advise.advise import Advice
 from comity.studies.advise.race import SOLO
+from comity.studies.advise.verdict import BASELINES
 from comity.text import join_names
-from comity.units import duration, size
+from comity.units import duration, points, size
 
 PAGE = "advice.html"
 METHOD_HEADS = ("method", "gain", "folds", "sent", "epsilon", "left")
@@ -47,7 +48,7 @@ def method_rows(advice: Advice) -> list[list[str]]:
     for method in order:
         candidate = advice.candidate(method)
         folds = race.folds_of(method)
-        gain = race.difference(method, SOLO) or race.difference(method, SOLO, half=True)
+        gain = race.gain(method) or race.gain(method, half=True)
         half = any(step.method == method for step in race.outcomes)
         why = f"{left[method].when}: {left[method].why}" if method in left else ""
         rows.append(
@@ -86,7 +87,7 @@ def party_lines(advice: Advice, most: int) -> list[str]:
     lines = [f"Gains by party: {figures}{more}."]
     hurt = join_names(verdict.hurt) if verdict.hurt else "nobody"
     lines.append(
-        f"Clearly hurt: {hurt}. Perhaps hurt by more than {100 * advice.race.rule.margin:g} points:"
+        f"Clearly hurt: {hurt}. Perhaps hurt by more than {points(advice.race.rule.margin)}:"
         f" {join_names(verdict.may_be_hurt) if verdict.may_be_hurt else 'nobody'}."
     )
     return lines
@@ -103,18 +104,18 @@ def page(advice: Advice) -> str:
         "Advice": advice.verdict.sentence,
         "Cost of the race": f"{race.spent:.1f} runs, where one of each method is"
         f" {len(race.arms)}; {duration(advice.seconds)}",
-        "Similar federations": f"{advice.similar} in the prior"
-        + (
-            f", which counts for {race.prior.folds:g} folds in who goes on"
-            if advice.similar
-            else ""
-        ),
+        "Gains": f"over {BASELINES[race.baseline]}",
     }
-    looks = race.looks
+    if advice.similar:
+        facts["Similar federations"] = (
+            f"{advice.similar} in the prior, which counts for {race.prior.folds:g} folds in who"
+            " goes on"
+        )
     note = (
-        f"Intervals are paired over test samples. With probability 95% all of them hold: for all"
-        f" {looks.comparisons} methods and all {looks.looks} looks together. Folds share training"
-        " samples, and the intervals are wider for it."
+        "Intervals are paired over test samples, and allow for the noise of training. The method"
+        " that was chosen by the first fold is tested on the others, so that its interval of 95%"
+        " needs no correction for the number of methods. The intervals of the other methods are"
+        f" those of the first fold and hold for all {len(race.arms) - 1} together."
     )
     text = (
         Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -129,7 +130,7 @@ def page(advice: Advice) -> str:
             lines=party_lines(advice, len(advice.verdict.parties) or 1)[1:],
             chart=drawing(advice),
             command=advice.command,
-            notes=race.notes,
+            warnings=race.warnings,
             note=note,
             version=version("comity"),
         )
@@ -149,7 +150,7 @@ def _party_rows(advice: Advice) -> list[list[str]]:
 
 
 def drawing(advice: Advice) -> dict[str, Any]:
-    """Return the drawing of the race: each method's gain over training alone at each look."""
+    """Return the drawing of the race: each method's gain at each look."""
     rungs = advice.race.rungs
     ends = [v for rung in rungs for g in rung.gains.values() for v in (g.low, g.high)] or [0.0]
     low, high = min(0.0, *ends), max(0.0, *ends)
@@ -201,6 +202,5 @@ def drawing(advice: Advice) -> dict[str, Any]:
         "lines": lines,
         "ticks": ticks,
         "rungs": [{"x": x(k), "text": rung.name} for k, rung in enumerate(rungs)],
-        "alt": "Gains over training alone at each look of the race, in points; the table below has"
-        " the last figures.",
+        "alt": "Gains at each look of the race, in points; the table below has the last figures.",
     }

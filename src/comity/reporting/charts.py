@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from comity.charts.chart import VegaSpec
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 
 DISTINGUISHABLE = 8
 """How many colours of methods, or shapes of points, a reader can tell apart."""
@@ -13,13 +13,13 @@ MAX_PARTIES = 60
 """The most parties in a chart that has a line for each: more do not fit."""
 
 
-def method_colours(group: Group) -> dict[str, str]:
+def method_colours(group: RunGroup) -> dict[str, str]:
     """Return the colour of each method, which is the same on the whole page. SOLO is grey."""
     numbers = _assign_colours(group.page or [group])
     return {m.name: "@grey" if m.alone else f"@c{numbers[m.name]}" for m in group.methods}
 
 
-def _assign_colours(groups: Sequence[Group]) -> dict[str, int]:
+def _assign_colours(groups: Sequence[RunGroup]) -> dict[str, int]:
     """Return a colour number for each method of a page.
 
     If the colours do not suffice, methods that never occur in the same group share one first.
@@ -38,7 +38,7 @@ def _assign_colours(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def colour_by_method(
-    group: Group, legend: bool = False, only: Sequence[str] | None = None
+    group: RunGroup, legend: bool = False, only: Sequence[str] | None = None
 ) -> VegaSpec:
     """Return the colour encoding by method, for all methods of a group or `only` some of them.
 

@@ -17,7 +17,7 @@ from comity.measure.mean_ranks import (
 )
 from comity.metrics.metrics import ACCURACY
 from comity.reporting.blocks import Block, Table, Text
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.reporting.labels import Labels, method_label
 from comity.reporting.sections.answer import difference_between
 from comity.studies.method_summary import figure_of
@@ -32,7 +32,7 @@ ONE_LABEL = (
 )
 
 
-def over_federations(groups: Sequence[Group], labels: Labels) -> list[Block]:
+def over_federations(groups: Sequence[RunGroup], labels: Labels) -> list[Block]:
     """Return what several federations say together; nothing, if they have no methods in common."""
     if len(groups) < 2 or any(group.site for group in groups):
         return []
@@ -52,7 +52,7 @@ def over_federations(groups: Sequence[Group], labels: Labels) -> list[Block]:
     return [table, Text(win_reading(table)), diagram]
 
 
-def _count_bootstraps(group: Group) -> int:
+def _count_bootstraps(group: RunGroup) -> int:
     """Return how many intervals of single parties need a bootstrap, to compare all methods."""
     if group.metric is ACCURACY:  # its interval has a closed form
         return 0
@@ -60,7 +60,7 @@ def _count_bootstraps(group: Group) -> int:
     return _count_pairs(len(group.methods)) * parties
 
 
-def win_matrix(groups: Sequence[Group], labels: Labels) -> Table:
+def win_matrix(groups: Sequence[RunGroup], labels: Labels) -> Table:
     """Return how often each method (row) is clearly better than each other one (column), not
     clearly different, and clearly worse, over groups: federations that methods were compared on.
 
@@ -102,7 +102,7 @@ def win_reading(table: Table) -> str:
     )
 
 
-def critical_difference(groups: Sequence[Group], labels: Labels) -> Chart | Text:
+def critical_difference(groups: Sequence[RunGroup], labels: Labels) -> Chart | Text:
     """Return the diagram of mean ranks over federations, or a sentence that says why there is none.
 
     Methods that have no figure in some federation are left out.
@@ -139,7 +139,7 @@ def critical_difference(groups: Sequence[Group], labels: Labels) -> Chart | Text
     )
 
 
-def _caption(result: MeanRanks, groups: Sequence[Group], omitted: set[str]) -> str:
+def _caption(result: MeanRanks, groups: Sequence[RunGroup], omitted: set[str]) -> str:
     """Return which tests were made, of what, and with which outcome."""
     metrics = {group.metric.title for group in groups}
     metric = f"test {metrics.pop()}" if len(metrics) == 1 else "the metric of each federation"
@@ -165,23 +165,23 @@ def _caption(result: MeanRanks, groups: Sequence[Group], omitted: set[str]) -> s
     )
 
 
-def _methods_by_label(groups: Sequence[Group], labels: Labels) -> list[dict[str, Method]]:
+def _methods_by_label(groups: Sequence[RunGroup], labels: Labels) -> list[dict[str, Method]]:
     """Return the methods of each federation by their labels."""
     return [{method_label(m.name, labels): m for m in group.methods} for group in groups]
 
 
 def _figures(
-    name: str, groups: Sequence[Group], by_label: Sequence[dict[str, Method]]
+    name: str, groups: Sequence[RunGroup], by_label: Sequence[dict[str, Method]]
 ) -> list[float]:
     """Return a method's figure in each federation, higher is better; empty if one is missing."""
     figures = []
     for group, methods in zip(groups, by_label, strict=True):
         summaries = methods[name].summaries if name in methods else []
         by_seed = [figure_of(summary, group.metric.name) for summary in summaries]
-        known = [figure for figure in by_seed if figure is not None]
-        if not known or len(known) < len(by_seed):
+        present = [figure for figure in by_seed if figure is not None]
+        if not present or len(present) < len(by_seed):
             return []
-        figures.append(group.metric.sign * statistics.fmean(known))
+        figures.append(group.metric.sign * statistics.fmean(present))
     return figures
 
 

@@ -10,11 +10,11 @@ import torch
 from comity.measure.cross_validation import FoldRun
 from comity.measure.gain import Gain
 from comity.metrics.metrics import count_by_class, has_too_few
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.studies.cross_validation import by_repeat, pool_summaries, pooled_gains
 
 
-def fold_runs(group: Group, method: Method) -> list[FoldRun]:
+def fold_runs(group: RunGroup, method: Method) -> list[FoldRun]:
     """Return a method's predictions in all repeats whose folds are complete."""
     runs = {run.seed: run for run in method.finished if run.answers and run.split}
     return [
@@ -29,7 +29,7 @@ def fold_runs(group: Group, method: Method) -> list[FoldRun]:
     ]
 
 
-def too_few_in_folds(group: Group) -> dict[int, list[str]]:
+def too_few_in_folds(group: RunGroup) -> dict[int, list[str]]:
     """Return the parties with too few samples in all folds together, by repeat."""
     runs = {run.seed: run for run in fold_runs(group, group.baseline)} if group.baseline else {}
     too_few = {}
@@ -48,14 +48,14 @@ def too_few_in_folds(group: Group) -> dict[int, list[str]]:
     return too_few
 
 
-def _classes(group: Group) -> int:
+def _classes(group: RunGroup) -> int:
     """Return the number of classes that occur in any party's samples."""
     runs = group.baseline.finished if group.baseline else []
     return 1 + max(int(answers.truth.max()) for run in runs for answers in run.answers.values())
 
 
 def summaries_in_folds(
-    group: Group, method: Method, too_few: Mapping[int, Collection[str]]
+    group: RunGroup, method: Method, too_few: Mapping[int, Collection[str]]
 ) -> list[dict[str, Any]]:
     """Return one summary of a method per complete repeat."""
     runs = fold_runs(group, method)
@@ -64,7 +64,7 @@ def summaries_in_folds(
     return pool_summaries(summaries, runs, too_few, group.folds, group.metric) if runs else []
 
 
-def gains_in_folds(group: Group, method: Method, other: Method | None) -> dict[int, list[Gain]]:
+def gains_in_folds(group: RunGroup, method: Method, other: Method | None) -> dict[int, list[Gain]]:
     """Return every party's gain over another method: of all repeats together if parties are the
     same in them, otherwise by repeat.
     """

@@ -12,18 +12,25 @@ from typing import Any
 from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.metrics.metrics import ACCURACY, Metric
-from comity.names import OWN_MODEL, OWN_MODELS, display_model, display_name
+from comity.names import OWN_MODEL, OWN_MODELS, SOLO, display_model, display_name
 from comity.reporting.readable import Run
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import TRACES, RunFolder
 from comity.safe_files import check_no_links
 from comity.spec import parse
+from comity.studies.advise.advise import RACE_FOLDER
 from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Baseline
 from comity.studies.party_verdicts import same_parties
 
-SOLO = "solo"
 CENTRALIZED = "centralized"
-SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard", "wandb"}
+SKIPPED_FOLDERS = {
+    "leave-one-out",
+    "exported",
+    "checkpoints",
+    "tensorboard",
+    "wandb",
+    RACE_FOLDER,
+}
 """Folders whose runs, if any, are not methods of the report."""
 
 
@@ -70,12 +77,12 @@ class Method:
 
 
 @dataclass(eq=False)
-class Group:
+class RunGroup:
     """Methods that were run on the same data."""
 
     name: str
     methods: list[Method]
-    page: list[Group] = field(default_factory=list, repr=False)
+    page: list[RunGroup] = field(default_factory=list, repr=False)
     """All groups of the page, including this one."""
 
     @property
@@ -178,7 +185,7 @@ class Group:
         return f"{place}, {display_model(e.model)}, {e.rounds} rounds"
 
 
-def gather(folder: Path, trust: bool = False) -> list[Group]:
+def gather(folder: Path, trust: bool = False) -> list[RunGroup]:
     """Return the runs in a folder, grouped by their data.
 
     Methods are in the order in which their first runs started, after SOLO and own models. With
@@ -188,7 +195,7 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
         UsageError: if the folder does not exist or has no runs
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder.")
+        raise UsageError(f"{folder} is not a folder.")
     runs_by_group: dict[str, dict[str, list[Run]]] = {}
     for path in sorted(_run_folders(folder), key=_start_time):
         group_name, run = _locate(folder, path)
@@ -199,20 +206,20 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
             f"{folder} holds no runs: nothing in it has a {', a '.join(TRACES[:-1])} or a"
             f" {TRACES[-1]}."
         )
-    groups: list[Group] = []
+    groups: list[RunGroup] = []
     for name, runs_by_method in sorted(runs_by_group.items(), key=lambda item: _natural(item[0])):
         methods = [
             Method(runs[0].method, sorted(runs, key=lambda r: r.seed))
             for namesakes in runs_by_method.values()
             for runs in _split_by_settings(namesakes)
         ]
-        groups.append(Group(name, sorted(methods, key=lambda m: not m.alone), groups))
+        groups.append(RunGroup(name, sorted(methods, key=lambda m: not m.alone), groups))
         for run in groups[-1].runs:
             run.metric = groups[-1].metric
     return groups
 
 
-def file_problems(group: Group, folder: Path) -> list[str]:
+def file_problems(group: RunGroup, folder: Path) -> list[str]:
     """Return a sentence for each file of the group's runs that is missing, damaged or changed.
 
     Damage inside a file is known only if the file has been read before this call.

@@ -23,7 +23,7 @@ from comity.charts.themes import CONFIG, DARK, LIGHT
 from comity.data.files import cache_folder
 from comity.reporting.blocks import Block, Code, Facts, Pictures, Section, Table, Text
 from comity.reporting.charts import method_colours, unique_name
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 from comity.safe_files import write_atomically
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Page:
         self,
         title: str,
         folder: Path,
-        groups: Sequence[tuple[Group, list[Section]]],
+        groups: Sequence[tuple[RunGroup, list[Section]]],
         front: Sequence[Block],
         together: Sequence[Block] = (),
     ) -> str:

@@ -123,9 +123,9 @@ class Axis:
 
     def __init__(self, cells: Sequence[Bin]) -> None:
         edges = sorted({e for low, high, _ in cells for e in (low, high) if e is not None})
-        shown = [cell for cell in cells if cell.rows]
-        lowest = min((self._low(edges, cell) for cell in shown), default=0)
-        highest = max((self._high(edges, cell) for cell in shown), default=1)
+        with_rows = [cell for cell in cells if cell.rows]
+        lowest = min((self._low(edges, cell) for cell in with_rows), default=0)
+        highest = max((self._high(edges, cell) for cell in with_rows), default=1)
         self._edges = edges
         self._first, self._width = lowest, highest - lowest
 

@@ -29,7 +29,7 @@ from comity.runs.folder import CONFIG, RunFolder
 from comity.runs.run import reopen
 from comity.runs.run_metric import metric_of
 from comity.runs.summary import blocks
-from comity.runs.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
+from comity.runs.tables import ABSENCES, LEDGER, METRICS, TIMING, RunTable, Timing
 from comity.runs.trust import Untrusted, check, code_of
 from comity.wire.ledger import Charge
 
@@ -185,7 +185,7 @@ class Run:
         """Rows of timing.csv."""
         return self._rows(TIMING)
 
-    def _rows(self, table: Table[T]) -> list[T]:
+    def _rows(self, table: RunTable[T]) -> list[T]:
         """Return the rows of a table up to the first damaged one.
 
         While a run is under way, its last line may be incomplete.

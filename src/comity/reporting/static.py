@@ -18,7 +18,7 @@ from comity.errors import UsageError, unknown
 from comity.reporting.blocks import Block, Section, Table, Text
 from comity.reporting.charts import unique_name
 from comity.reporting.federations import critical_difference, win_matrix, win_reading
-from comity.reporting.gather import Group, file_problems, gather
+from comity.reporting.gather import RunGroup, file_problems, gather
 from comity.reporting.labels import Labels, check_labels, method_label
 from comity.reporting.sections.answer import (
     AGAINST,
@@ -27,6 +27,7 @@ from comity.reporting.sections.answer import (
 )
 from comity.reporting.sections.answer import methods as methods_section
 from comity.safe_files import make_folder, write_atomically
+from comity.text import markdown_table
 
 COLUMN = 252
 """The width of a column in the two-column formats of IEEE and ACM, in points."""
@@ -38,7 +39,7 @@ CAPTIONS = "captions.md"
 
 
 def draw(
-    groups: Sequence[tuple[Group, list[Section]]],
+    groups: Sequence[tuple[RunGroup, list[Section]]],
     folder: Path,
     kind: str,
     labels: Labels | None = None,
@@ -84,9 +85,9 @@ def figure(chart: Chart, methods: Sequence[str], labels: Labels | None = None) -
     names = {name: method_label(name, labels or {}) for name in methods}
     spec = copy.deepcopy(chart.spec)
     _add_legends(spec, list(methods))
-    if chart.drawn:
+    if chart.selection:
         spec["title"] = {
-            "text": textwrap.wrap(chart.drawn, NOTE_LETTERS),
+            "text": textwrap.wrap(chart.selection, NOTE_LETTERS),
             "orient": "bottom",
             "anchor": "start",
             "frame": "bounds",
@@ -190,8 +191,8 @@ def ranking(
         for table, after in zip(blocks, [*blocks[1:], None], strict=True):
             if not isinstance(table, Table) or table.name in (IDEAS, MEASURES):
                 continue
-            chosen = _select(table, columns) if table.name != AGAINST else table
-            text = _write(_relabel(chosen, labels or {}), kind)
+            selection = _select(table, columns) if table.name != AGAINST else table
+            text = _write(_relabel(selection, labels or {}), kind)
             if kind == "siunitx" and isinstance(after, Text):  # what the columns mean
                 text += f"\n% {after.text}"
             parts.append(text)
@@ -222,15 +223,13 @@ def _relabel(table: Table, labels: Labels) -> Table:
 
 
 def _markdown(table: Table) -> str:
-    def cell(text: str) -> str:
-        return re.sub(r"[\\|*_`<\[]", r"\\\g<0>", " ".join(text.split()))
+    def escape(text: str) -> str:  # except |, which `markdown_table` escapes
+        return re.sub(r"[\\*_`<\[]", r"\\\g<0>", " ".join(text.split()))
 
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cells)} |"
-
-    rule = ["---:" if table.is_figure(k) else "---" for k in range(len(table.heads))]
-    body = [line(map(cell, row)) for row in table.rows]
-    return "\n".join([cell(table.title), "", line(table.heads), line(rule), *body])
+    numeric = [k for k in range(len(table.heads)) if table.is_figure(k)]
+    rows = [[escape(text) for text in row] for row in table.rows]
+    title = escape(table.title).replace("|", "\\|")
+    return f"{title}\n\n{markdown_table(table.heads, rows, numeric)}"
 
 
 def _latex(table: Table, numbers: bool = False) -> str:

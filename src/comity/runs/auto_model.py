@@ -74,7 +74,7 @@ def resolve_auto_model(experiment: Experiment, federation: Federation) -> tuple[
     difference = linear - other  # above zero, the small network is better
     error = float(difference.std()) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
     is_better = float(difference.mean()) > CLEARLY * error
-    chosen, left = (small, LINEAR) if is_better else (LINEAR, small)
+    network, left = (small, LINEAR) if is_better else (LINEAR, small)
     is_close = not is_better and float(difference.mean()) > 0
     spread = float(torch.cat(values).var()) if not federation.classes else 0.0
     figures = {
@@ -84,9 +84,9 @@ def resolve_auto_model(experiment: Experiment, federation: Federation) -> tuple[
     what = "accuracy" if federation.classes else "explained variance"
     weights = {model: f"{_count_weights(model, federation):,}" for model in losses}
     reason = "not clearly worse than" if is_close else "better than"
-    return experiment.but(model=chosen), (
-        f"model=auto: {chosen} ({weights[chosen]} weights) is {reason} {left}"
-        f" ({weights[left]}): {what} {figures[chosen]} against {figures[left]} on"
+    return experiment.but(model=network), (
+        f"model=auto: {network} ({weights[network]} weights) is {reason} {left}"
+        f" ({weights[left]}): {what} {figures[network]} against {figures[left]} on"
         f" {len(difference):,} training samples that were held out from FedAvg."
     )
 

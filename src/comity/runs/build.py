@@ -408,5 +408,5 @@ def _check_loadable_elsewhere(job: SimulatedRun) -> None:
         raise UsageError(
             "The ray engine loads data and networks where its workers are, by their names: data"
             " given as arrays and networks given as modules cannot be found there. Import the data"
-            " (comity import), give the network as a file, or use another engine."
+            " (comity data import), give the network as a file, or use another engine."
         )

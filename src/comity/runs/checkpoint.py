@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from comity.checksums import CRC, Checksum, with_crc, without_crc
+from comity.checksums import UNREADABLE, Checksum, read_json, with_crc
 from comity.engines.engine import Engine
 from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.errors import CorruptedFile, UsageError
@@ -180,11 +180,8 @@ class Checkpoints:
         if not path.exists():
             return None
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            if CRC not in values:
-                raise ValueError("there is no checksum")
-            self.manifest = Manifest.read(without_crc(values))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
+            self.manifest = Manifest.read(read_json(path, needs_checksum=True))
+        except UNREADABLE as why:
             raise CorruptedFile(f"The checkpoint is damaged: {path} cannot be read.") from why
         return self.manifest
 

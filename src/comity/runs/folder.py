@@ -1,7 +1,7 @@
 """A run's folder: which files it has, and how each is written, read and checked.
 
 Readers are strict: they raise an error if a file is missing, damaged or was changed after the run
-wrote it. Callers that accept less use `tables.Table.salvage`, and `tables.Growing` for runs in
+wrote it. Callers that accept less use `tables.RunTable.salvage`, and `tables.Growing` for runs in
 progress; `RunFolder.damaged` lists the files not to rely on.
 
 How changes are detected: env.json, which is written first, has digests of the settings and the
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import torch
 
-from comity.checksums import CRC, Checksum, with_crc, without_crc
+from comity.checksums import CRC, UNREADABLE, Checksum, read_json, with_crc, without_crc
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Split
@@ -46,7 +46,7 @@ from comity.runs.tables import (
     PRIVACY,
     TABLES,
     TIMING,
-    Table,
+    RunTable,
     Timing,
     Writer,
 )
@@ -58,6 +58,7 @@ from comity.safe_files import (
     remove_temporary_files,
     write_atomically,
 )
+from comity.text import shell_line
 from comity.wire.ledger import Charge
 
 R = TypeVar("R")
@@ -152,8 +153,9 @@ class RunFolder:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""
         if self.has_run:
             raise UsageError(
-                f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in"
-                " Python resume=True), or choose another --out."
+                f"{self.path} already holds a run: continue it with"
+                f" '{shell_line('comity', 'resume', self.path)}' (in Python resume=True), or choose"
+                " another --out."
             )
         if existing := sorted(
             name for name in NEVER_OVERWRITTEN if os.path.lexists(self.path / name)
@@ -358,11 +360,11 @@ class RunFolder:
         """All rows of timing.csv."""
         return self._rows(TIMING)
 
-    def _should_exist(self, table: Table[Any]) -> bool:
+    def _should_exist(self, table: RunTable[Any]) -> bool:
         """Whether a table that is written only if needed should exist."""
         return (self.path / table.name).exists() or table.name in self._checksums()
 
-    def _rows(self, table: Table[R]) -> list[R]:
+    def _rows(self, table: RunTable[R]) -> list[R]:
         self._check_file(table.name)
         return table.read(self.path)
 
@@ -477,8 +479,8 @@ class RunFolder:
     def read_measures(self) -> dict[str, Any]:
         """The results of `comity measure`."""
         try:
-            return without_crc(_json(self.measures))
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as why:
+            return read_json(self.measures)
+        except UNREADABLE as why:
             raise ComityError(f"{self.measures} cannot be read: it is damaged.") from why
 
     def checkpoints(self) -> Checkpoints:

@@ -13,6 +13,7 @@ from comity.runs import config
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.trust import check, code_of, mark_again
+from comity.text import shell_line
 
 EQUAL_BITS = ("loop", "process", "ray")
 """The engines that give equal results, with any number of workers."""
@@ -48,7 +49,8 @@ def _check_equal_bits(folder: Path, before: Experiment, engine: str) -> None:
     if before.engine not in EQUAL_BITS:
         raise UsageError(
             f"{folder} was started with engine={before.engine}, which rounds otherwise than other"
-            f" engines and numbers of workers: 'comity resume {folder}' continues it as it was."
+            f" engines and numbers of workers: '{shell_line('comity', 'resume', folder)}' continues"
+            " it as it was."
         )
     if engine not in EQUAL_BITS:
         raise UsageError(
@@ -57,8 +59,8 @@ def _check_equal_bits(folder: Path, before: Experiment, engine: str) -> None:
         )
     if before.partial_sums:
         raise UsageError(
-            f"{folder} has partial sums, which depend on the workers: 'comity resume {folder}'"
-            " continues it as it was."
+            f"{folder} has partial sums, which depend on the workers:"
+            f" '{shell_line('comity', 'resume', folder)}' continues it as it was."
         )
 
 

@@ -29,6 +29,7 @@ from comity.runs.result import Result
 from comity.runs.server_run import Progress
 from comity.runs.tracking import NoTracker, RunTracker
 from comity.runs.trust import changes, check, code_of, mark
+from comity.text import shell_line
 from comity.training.task import fixed_in
 
 
@@ -135,8 +136,8 @@ def check_same(folder: Path, experiment: Experiment, record_messages: bool = Fal
         ):
             raise UsageError(
                 f"{folder} holds a run of {before.rounds} rounds, not {experiment.rounds}: choose"
-                f" another --out, or let it go on with 'comity resume {folder} --rounds"
-                f" {experiment.rounds}'."
+                f" another --out, or let it go on with"
+                f" '{shell_line('comity', 'resume', folder, '--rounds', experiment.rounds)}'."
             )
         raise UsageError(f"{folder} holds a run with other settings: choose another --out.")
     if texts := changes(folder, code_of(experiment)):

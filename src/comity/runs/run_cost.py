@@ -68,8 +68,8 @@ class RunCost:
 
     def _in_first(self, rounds: int, count: Callable[[list[int]], int]) -> int:
         """Extrapolate a count of the counted rounds to the first `rounds` rounds."""
-        counted = [count(ids) for t, ids in self.counted_cohorts.items() if t <= rounds]
-        return sum(counted) * rounds // len(counted) if counted else 0
+        party_counts = [count(ids) for t, ids in self.counted_cohorts.items() if t <= rounds]
+        return sum(party_counts) * rounds // len(party_counts) if party_counts else 0
 
     def steps(self) -> int:
         """The gradient steps of all parties in all rounds, if each party function trains once."""

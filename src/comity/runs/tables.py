@@ -62,7 +62,7 @@ def current_columns(names: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Table(Generic[R]):
+class RunTable(Generic[R]):
     """A table: its file name, its columns, and how to parse the cells of a line."""
 
     name: str
@@ -134,12 +134,12 @@ def _absence(cells: Sequence[str]) -> Absence:
     )
 
 
-METRICS = Table("metrics.csv", Note._fields, _note)
-LEDGER = Table("ledger.csv", Charge._fields, _charge)
-TIMING = Table("timing.csv", Timing._fields, _timing)
-ABSENCES = Table("absences.csv", Absence._fields, _absence, seldom=True)
-PRIVACY = Table("privacy.csv", PrivacyCharge._fields, _privacy_charge, seldom=True)
-TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES, PRIVACY)
+METRICS = RunTable("metrics.csv", Note._fields, _note)
+LEDGER = RunTable("ledger.csv", Charge._fields, _charge)
+TIMING = RunTable("timing.csv", Timing._fields, _timing)
+ABSENCES = RunTable("absences.csv", Absence._fields, _absence, seldom=True)
+PRIVACY = RunTable("privacy.csv", PrivacyCharge._fields, _privacy_charge, seldom=True)
+TABLES: tuple[RunTable[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES, PRIVACY)
 
 
 class Writer:
@@ -164,7 +164,7 @@ class Writer:
         if self._messages:
             self._write(self._messages, b"")
 
-    def _begin(self, table: Table[Any]) -> None:
+    def _begin(self, table: RunTable[Any]) -> None:
         self._write(table.name, (",".join(table.columns) + "\n").encode())
 
     def _write(self, name: str, blob: bytes) -> None:
@@ -194,7 +194,7 @@ class Writer:
                 if not table.seldom:
                     self._begin(table)
 
-    def add(self, table: Table[Any], rows: Iterable[Sequence[Any]]) -> None:
+    def add(self, table: RunTable[Any], rows: Iterable[Sequence[Any]]) -> None:
         """Append rows in one write."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
@@ -214,7 +214,7 @@ class Writer:
         """Append to the file of recorded messages."""
         self.append(self._messages, blob)
 
-    def rows(self, table: Table[R]) -> list[R]:
+    def rows(self, table: RunTable[R]) -> list[R]:
         """The rows of a table so far."""
         return table.read(self._folder) if table.name in self.files else []
 
@@ -231,7 +231,11 @@ class Growing(Generic[R]):
     """
 
     def __init__(
-        self, table: Table[R], folder: Path, take: Callable[[R], None], forget: Callable[[], None]
+        self,
+        table: RunTable[R],
+        folder: Path,
+        take: Callable[[R], None],
+        forget: Callable[[], None],
     ) -> None:
         self._table = table
         self._path = folder / table.name

@@ -11,7 +11,7 @@
     - `steps`: the gradient evaluations of a party under SOLO;
     - `seeds`: the seeds that were run;
     - `solo`: SOLO's accuracy in percent, mean over parties and seeds;
-    - `methods`: by the name of the row, the fields of `Standing`.
+    - `methods`: by the name of the row, the fields of `MethodOnFederation`.
 
 Runs of the board are short, about 120 gradient evaluations of a party: a gain is the lead at that
 point and not that of converged models. Gains are in percentage points. An interval that is missing
@@ -22,6 +22,7 @@ far, are not listed there.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -70,7 +71,7 @@ class Description:
 
 
 @dataclass(frozen=True)
-class Standing:
+class MethodOnFederation:
     """A method on a federation, compared with SOLO under the same seeds."""
 
     algorithm: str
@@ -95,7 +96,7 @@ class BoardFederation:
     steps: float
     seeds: tuple[int, ...]
     solo: float
-    methods: Mapping[str, Standing]
+    methods: Mapping[str, MethodOnFederation]
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def describe(job: SimulatedRun) -> Description:
         input_difference=0.0 if is_text else round(input_difference(inputs), ROUNDED),
         model=job.experiment.model,
         network="text" if is_text else _kind(task),
-        parameters=sum(_size(task, name) for name in trained),
+        parameters=sum(math.prod(task.shapes[name][0]) for name in trained),
         batchnorm=any(is_buffer(name) for name in task.norm_names),
     )
 
@@ -142,13 +143,6 @@ def _kind(task: LearningTask) -> NetworkKind:
         return "linear"
     dimensions = max(len(task.shapes[name][0]) for name in task.shapes)
     return "cnn" if dimensions > 2 else "mlp"
-
-
-def _size(task: LearningTask, name: str) -> int:
-    size = 1
-    for length in task.shapes[name][0]:
-        size *= length
-    return size
 
 
 @cache
@@ -174,5 +168,7 @@ def _federation(plain: Mapping[str, Any]) -> BoardFederation:
         steps=plain["steps"],
         seeds=tuple(plain["seeds"]),
         solo=plain["solo"],
-        methods={name: Standing(**of_method) for name, of_method in plain["methods"].items()},
+        methods={
+            name: MethodOnFederation(**of_method) for name, of_method in plain["methods"].items()
+        },
     )

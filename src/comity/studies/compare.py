@@ -18,9 +18,9 @@ from comity.data import Federation
 from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.measure import Gain, gains
-from comity.metrics.metrics import METRICS
+from comity.metrics.metrics import METRICS, Metric
 from comity.models import CustomModel
-from comity.names import OWN_MODEL, OWN_MODELS, display_name
+from comity.names import OWN_MODEL, OWN_MODELS, SOLO, display_name
 from comity.runs.auto_model import LINEAR, resolve_auto_model
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
@@ -68,7 +68,6 @@ from comity.studies.party_verdicts import (
 from comity.track import Trackers
 from comity.wire.ledger import SERVER
 
-SOLO = "solo"
 COMPARISON = "comparison.json"
 WITH_LAYERS = "mlp2"
 """A network that has a representation, for data of any shape."""
@@ -136,6 +135,7 @@ def compare(
     out: Path,
     progress: Callable[[str], Progress],
     warn: Callable[[str], None],
+    *,
     track: Trackers | None = None,
     federation: Federation | None = None,
     model: CustomModel | None = None,
@@ -229,7 +229,9 @@ def compare(
         of_solo = [experiment_of(base, SOLO, seed, rounds, alone) for seed in seeds]
         own = _run_own_models(of_solo, kinds, data, out, model)
     present = summaries[SOLO][0]["accuracy"]["per_party"]
-    equal_methods = find_equal_methods({m: [*run_folders(out, m, seeds).values()] for m in methods})
+    equal_methods = find_equal_methods(
+        {m: [*run_folders(out, m, seeds).values()] for m in methods}, folds_of(base.test)
+    )
     warnings = [
         *(RunWarning("before", text) for text in (*about_methods, *batchnorm.warnings())),
         *(RunWarning("after", text) for text in equal_methods),
@@ -281,18 +283,19 @@ def _run_own_models(
 
 def runnable_methods(
     base: Experiment, federation: Federation, model: CustomModel | None = None
-) -> tuple[list[str], list[str]]:
-    """Return all methods that can run with these settings, and a sentence for each that cannot.
+) -> tuple[list[str], dict[str, str]]:
+    """Return all methods that can run with these settings, and the reason of each that cannot.
 
     Wrappers are wrapped around FedAvg.
     """
-    runnable, reasons = [], []
+    runnable: list[str] = []
+    reasons: dict[str, str] = {}
     for name in names():
         method = f"fedavg+{name}" if issubclass(find(name), Wrapper) else name
         try:
             prepare(experiment_of(base, method, base.seed), federation, model)
         except UsageError as reason:
-            reasons.append(f"{method} is left out: {reason}")
+            reasons[method] = str(reason)
         else:
             runnable.append(method)
     return runnable, reasons
@@ -339,10 +342,11 @@ def _needs_representation(base: Experiment, method: str, federation: Federation)
     return True
 
 
-def find_equal_methods(folders: Mapping[str, Sequence[Path]]) -> list[str]:
-    """Return a sentence for each group of methods with equal figures in every round and seed.
+def find_equal_methods(folders: Mapping[str, Sequence[Path]], folds: int = 1) -> list[str]:
+    """Return a sentence for each group of methods with equal figures in all rounds of all runs.
 
-    `folders` has the runs of each method. Values that methods log themselves may differ.
+    `folders` has the runs of each method, and `folds` is the number of folds of cross-validation.
+    Values that methods log themselves may differ.
     """
     groups: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for method, runs in folders.items():
@@ -353,13 +357,80 @@ def find_equal_methods(folders: Mapping[str, Sequence[Path]]) -> list[str]:
         )
         groups.setdefault(figures, []).append(display_name(method))
     seeds = max(map(len, folders.values()))
-    when = "in every round" + (f", under each of {seeds} seeds" if seeds > 1 else "")
+    when = "in every round"
+    if folds > 1:
+        when += " of every fold"
+    elif seeds > 1:
+        when += f", under each of {seeds} seeds"
     return [
         f"{', '.join(names[:-1])} and {names[-1]} are the same here: all parties have equal figures"
         f" {when}."
         for names in groups.values()
         if len(names) > 1
     ]
+
+
+@dataclass(frozen=True)
+class _ComparedRuns:
+    """The runs of a comparison, by seed or, under cross-validation, by repeat."""
+
+    summaries: Mapping[str, Sequence[dict[str, Any]]]
+    """By method: one summary for each seed or repeat."""
+    parties: Mapping[int, Parties]
+    gains: Callable[[str, str], dict[int, list[Gain]]]
+    """Returns the parties' gains of one method over another."""
+
+    @property
+    def same_parties(self) -> bool:
+        """Whether parties are the same under all seeds."""
+        return same_parties(of_seed.shares for of_seed in self.parties.values())
+
+    @property
+    def tested(self) -> int:
+        """The number of test samples of all parties and seeds."""
+        return sum(
+            sum(counts.test)
+            for of_seed in self.parties.values()
+            for counts in of_seed.counts.values()
+        )
+
+
+def _runs_by_seed(
+    summaries: Mapping[str, Sequence[dict[str, Any]]],
+    parties: Mapping[int, Parties],
+    out: Path,
+    metric: Metric,
+) -> _ComparedRuns:
+    """Return the runs of a comparison without cross-validation."""
+
+    def gains_over(method: str, other: str) -> dict[int, list[Gain]]:
+        now, before = (run_folders(out, m, parties) for m in (method, other))
+        return {seed: gains(now[seed], before[seed], metric.name) for seed in parties}
+
+    return _ComparedRuns(summaries, parties, gains_over)
+
+
+def _pooled_runs(
+    summaries: Mapping[str, Sequence[dict[str, Any]]],
+    parties: Mapping[int, Parties],
+    out: Path,
+    folds: int,
+    metric: Metric,
+) -> _ComparedRuns:
+    """Return the runs of cross-validation, with the predictions of all folds together."""
+    pooled = pool_parties(parties, folds)
+    same = same_parties(of_repeat.shares for of_repeat in pooled.values())
+    too_few = find_too_few(pooled, metric)
+    runs = {method: read_fold_runs(run_folders(out, method, parties)) for method in summaries}
+    pooled_summaries = {
+        method: pool_summaries(of_method, runs[method], too_few, folds, metric)
+        for method, of_method in summaries.items()
+    }
+
+    def gains_over(method: str, other: str) -> dict[int, list[Gain]]:
+        return pooled_gains(runs[method], runs[other], folds, metric, same)
+
+    return _ComparedRuns(pooled_summaries, pooled, gains_over)
 
 
 def findings(
@@ -380,7 +451,6 @@ def findings(
     predictions of all folds are pooled.
     """
     metric = METRICS[base.metric]
-    all_seeds = tuple(parties)
     own_models = count_choices(summaries.get(OWN_MODEL, ()))
     about_steps = compare_steps(
         {display_name(method): runs for method, runs in summaries.items()}, equal_steps
@@ -388,13 +458,9 @@ def findings(
     untrained = {m for m, runs in summaries.items() if any(map(no_round_counted, runs))}
     folds = folds_of(base.test)
     if folds > 1:
-        parties = pool_parties(parties, folds)
-        rare = find_too_few(parties, metric)
-        fold_runs = {m: read_fold_runs(run_folders(out, m, all_seeds)) for m in summaries}
-        summaries = {
-            method: pool_summaries(runs, fold_runs[method], rare, folds, metric)
-            for method, runs in summaries.items()
-        }
+        runs = _pooled_runs(summaries, parties, out, folds, metric)
+    else:
+        runs = _runs_by_seed(summaries, parties, out, metric)
     baseline = OWN_MODEL if OWN_MODEL in summaries else SOLO
     over = OVER_OWN_MODEL if baseline == OWN_MODEL else OVER_SOLO
     shares = {
@@ -405,42 +471,38 @@ def findings(
     }
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
     picked = max(1, len(open_to_all))
-    same = same_parties(of_seed.shares for of_seed in parties.values())
-    too_few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
-
-    def gains_over(method: str, other: str) -> dict[int, list[Gain]]:
-        """Return the parties' gains by seed or repeat; nothing over the same method."""
-        if method == other:
-            return {}
-        if folds > 1:
-            return pooled_gains(fold_runs[method], fold_runs[other], folds, metric, same)
-        now, before = (run_folders(out, m, all_seeds) for m in (method, other))
-        return {seed: gains(now[seed], before[seed], metric.name) for seed in all_seeds}
-
-    gained = {m: {} if untrained & {m, baseline} else gains_over(m, baseline) for m in summaries}
-    rows = {
-        m: method_summary(
-            display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name, over
+    same = runs.same_parties
+    too_few = {summary["seed"]: summary.get("too_few", ()) for summary in runs.summaries[SOLO]}
+    rows = {}
+    for method in summaries:
+        is_ranked = method != baseline and not untrained & {method, baseline}
+        rows[method] = method_summary(
+            display_name(method),
+            runs.summaries[method],
+            runs.gains(method, baseline) if is_ranked else {},
+            too_few,
+            same,
+            picked,
+            metric.name,
+            over,
         )
-        for m in summaries
-    }
-    class_names = next(iter(parties.values())).class_names
+    class_names = next(iter(runs.parties.values())).class_names
     joint = [rows[m] for m in open_to_all]
     best = best_on_average(joint)
     verdicts = party_verdicts(
         {row.algorithm: row.gains for row in joint},
-        counts_by_party(parties, same),
+        counts_by_party(runs.parties, same),
         metric,
         class_names,
         best[0].algorithm if best else "",
         own_models,
     )
-    tested = sum(sum(c.test) for of_seed in parties.values() for c in of_seed.counts.values())
-    overall = overall_verdict(joint, verdicts, len(parties), folds, round(tested / len(parties)))
-    reading = how_to_read(len(open_to_all), list(parties), metric, same, folds, over)
+    repeats = len(runs.parties)
+    overall = overall_verdict(joint, verdicts, repeats, folds, round(runs.tested / repeats))
+    reading = how_to_read(len(open_to_all), list(runs.parties), metric, same, folds, over)
     return Findings(
         metric.name,
-        all_seeds,
+        tuple(parties),
         list(rows.values()),
         overall,
         verdicts,
@@ -455,7 +517,7 @@ def findings(
         against_each(
             reference,
             [m for m in summaries if m != reference and m not in untrained],
-            gains_over,
+            runs.gains,
             too_few,
             same,
             metric,
@@ -489,7 +551,7 @@ def _equal_rounds(
     for method in methods:
         experiment = experiment_of(base, method, seed, alone=alone)
         equal[method] = measure_equal_steps(prepare(experiment, data(experiment), model))
-    rounds = {method: measured.rounds for method, measured in equal.items()}
+    rounds = {method: equal_steps.rounds for method, equal_steps in equal.items()}
     return rounds, describe_equal_steps(equal, base.rounds)
 
 
@@ -500,11 +562,11 @@ def check_folders(methods: Sequence[str]) -> None:
     if file := next(
         (method for method in methods if method.endswith((".toml", ".yaml", ".yml", ".json"))), None
     ):
-        raise UsageError(f"{file} is no method: give methods by name, and settings as options.")
+        raise UsageError(f"{file} is not a method: give methods by name, and settings as options.")
     folders = [folder_name(method) for method in methods]
     if reserved := next((folder for folder in folders if folder in OWN_MODELS), None):
         raise UsageError(
-            f"{reserved} is no method: the models that each party trains alone are added with"
+            f"{reserved} is not a method: the models that each party trains alone are added with"
             " --plain."
         )
     if twice := next((f for f in folders if folders.count(f) > 1), None):

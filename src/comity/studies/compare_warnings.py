@@ -41,14 +41,14 @@ def compare_steps(
     texts = []
     totals: dict[str, float] = {}
     for method, runs in summaries.items():
-        measured = [(run, steps) for run in runs if (steps := RoundSteps.of(run))]
-        if not measured:
+        steps_by_run = [(run, steps) for run in runs if (steps := RoundSteps.of(run))]
+        if not steps_by_run:
             continue
-        run, steps = measured[0]
+        run, steps = steps_by_run[0]
         texts += [f"{method}: {text[0].lower()}{text[1:]}" for text in server_warnings(steps, run)]
         if steps.party:
-            totals[method] = sum(run["steps"] / run["parties"] for run, _ in measured) / len(
-                measured
+            totals[method] = sum(run["steps"] / run["parties"] for run, _ in steps_by_run) / len(
+                steps_by_run
             )
     return [*texts, *_unequal(totals, equal_steps)]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from comity.data import Federation
 from comity.errors import UsageError
 from comity.measure.cross_validation import FoldRun, cross_validated_gains, pooled_figures
 from comity.measure.gain import Gain
@@ -27,6 +28,24 @@ from comity.studies.party_verdicts import Parties, SampleCounts
 
 BLOCKS = ("accuracy", "r2")
 """The blocks of a summary that every comparison uses, beside that of the chosen metric."""
+SMALL_PARTY = 400
+"""Tables in which a party has fewer samples are compared by cross-validation by default."""
+DEFAULT_FOLDS = 5
+
+
+def default_folds(federation: Federation) -> tuple[int, str]:
+    """Return the number of folds with which these data are compared if nobody chose one, and a
+    sentence that says why: 5 for small tables, otherwise 1 and an empty sentence.
+    """
+    smallest = min(
+        len(p.train) + len(p.validation) + len(p.test) for p in federation.parties.values()
+    )
+    if federation.schema is None or not DEFAULT_FOLDS <= smallest < SMALL_PARTY:
+        return 1, ""
+    return DEFAULT_FOLDS, (
+        f"Small tables (a party has {smallest} rows): {DEFAULT_FOLDS}-fold cross-validation, so"
+        f" that every row is tested on once. It takes {DEFAULT_FOLDS} runs of each method;"
+    )
 
 
 def fold_seeds(folds: int, repeats: int, first: int = 0) -> list[int]:
@@ -175,10 +194,10 @@ def _warnings(summaries: Sequence[Mapping[str, Any]]) -> list[RunWarning]:
     """Return the warnings of all folds. Those on classes that are never predicted are one."""
     of_folds = {text for summary in summaries for text in one_class(summary)}
     warnings = [warning for summary in summaries for warning in read_warnings(summary)]
-    kept = dict.fromkeys(warning for warning in warnings if warning.text not in of_folds)
+    unique = dict.fromkeys(warning for warning in warnings if warning.text not in of_folds)
     if summaries[0]["algorithm"] in OWN_MODELS:  # the advice is for methods
-        return list(kept)
-    return [*kept, *(RunWarning("after", text) for text in one_class_in_folds(summaries))]
+        return list(unique)
+    return [*unique, *(RunWarning("after", text) for text in one_class_in_folds(summaries))]
 
 
 def pooled_gains(

@@ -51,11 +51,11 @@ def equal_steps(job: SimulatedRun) -> EqualSteps:
     budget = job.cost.plain_steps(rounds)
     outside, tried = _try_rounds(job)
     plain = [job.cost.steps_in(t) for t in range(1, len(tried) + 1)]
-    drawn = [(steps, once) for steps, once in zip(tried, plain, strict=True) if once]
-    if not drawn or not sum(tried) or not budget:
+    pairs = [(steps, once) for steps, once in zip(tried, plain, strict=True) if once]
+    if not pairs or not sum(tried) or not budget:
         return EqualSteps(rounds, outside / parties, budget / parties, trains=False)
     # Cohorts may differ in size, so the last round counts relative to plain training.
-    last = drawn[-1][0] / drawn[-1][1] * budget / rounds
+    last = pairs[-1][0] / pairs[-1][1] * budget / rounds
 
     def total(count: int) -> float:
         later = max(0, count - len(tried)) * last

@@ -4,16 +4,15 @@ runs and comparisons.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from comity.checksums import without_crc
+from comity.checksums import UNREADABLE, read_json
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
 from comity.frames import frame
@@ -31,6 +30,7 @@ from comity.studies.method_summary import MethodSummary, figure_of
 from comity.studies.overall_verdict import OverallVerdict
 from comity.studies.party_verdicts import PartyVerdict
 from comity.studies.tune import Trial, Trials
+from comity.text import shell_line
 
 if TYPE_CHECKING:
     import pandas
@@ -52,8 +52,8 @@ def open_run(
     summary = run.read_summary()
     if summary is None:
         raise UsageError(
-            f"The run in {folder} is not finished: go on with 'comity resume {folder}', or"
-            " resume=True in Python."
+            f"The run in {folder} is not finished: go on with"
+            f" '{shell_line('comity', 'resume', folder)}', or resume=True in Python."
         )
     run.check()
     metric_of(run, run.read_experiment(), trust)  # registers a custom metric by its name
@@ -223,18 +223,11 @@ def open_comparison(
     """
     path = folder / COMPARISON
     try:
-        plain = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        plain = read_json(path)
         findings = TypeAdapter(Findings).validate_python(upgrade_warnings(plain, OLD_LISTS))
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
-    except (
-        ValidationError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as why:
+    except UNREADABLE as why:  # pydantic's ValidationError is a ValueError
         raise ComityError(
             f"{path} is damaged, or of another version of Comity: compare again with the same"
             " --out."

@@ -174,11 +174,12 @@ class MethodCheck:
             ledger[row.round][row.kind] += row.bytes
         for t, formula in enumerate([start_formula, *round_formulas]):
             for kind in ("up", "down", "peer"):
-                declared, sent = getattr(formula, kind), ledger[t][kind]
-                if declared != sent:
+                declared, in_ledger = getattr(formula, kind), ledger[t][kind]
+                if declared != in_ledger:
                     raise Differs(
-                        f"in round {t} (0: before the first), {sent:,} bytes are sent {kind}, but"
-                        f" the accounting declares {declared:,}: write a `traffic` for this method."
+                        f"in round {t} (0: before the first), {in_ledger:,} bytes are sent {kind},"
+                        f" but the accounting declares {declared:,}: write a `traffic` for this"
+                        " method."
                     )
         return f"the accounting declares what is sent: {ledger[1].total():,} bytes in round 1"
 
@@ -210,7 +211,7 @@ class MethodCheck:
         with suppress(_Stop), _checkpoint_after_each_round():
             start(self.prepare(), self._folder / "resumed", _StopAfterOne())
         path = os.pathsep.join(filter(None, sys.path))
-        done = subprocess.run(
+        process = subprocess.run(
             [
                 *(sys.executable, "-c", f"import {__name__} as c; c._main()"),
                 *(str(self._settings[name]) for name in ("algorithm", "model")),
@@ -221,10 +222,10 @@ class MethodCheck:
             text=True,
             check=False,
         )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["it ended without a message"])[-1]
+        if process.returncode:
+            last = (process.stderr.strip().splitlines() or ["it ended without a message"])[-1]
             return {"repeated": last, "resumed": last}
-        errors: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+        errors: dict[str, str] = json.loads(process.stdout.splitlines()[-1])
         return errors
 
     def _from_new_process(self, name: str) -> Result:

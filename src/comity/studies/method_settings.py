@@ -4,20 +4,20 @@ method the settings that tuning chose.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from comity.algorithms import find, options
-from comity.checksums import without_crc
+from comity.checksums import UNREADABLE, read_json
 from comity.errors import UsageError
 from comity.names import display_name
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import RunFolder
 from comity.spec import Spec, parse, split
 from comity.studies.tune import TUNED
+from comity.text import shell_line
 
 OWN_SETTINGS = frozenset(
     (
@@ -119,17 +119,17 @@ def read_tuned(folder: Path) -> Tuned:
     Raises UsageError if the folder holds no finished tuning.
     """
     try:
-        content = without_crc(json.loads((folder / TUNED).read_text(encoding="utf-8")))
+        content = read_json(folder / TUNED)
         best, seeds = content["trials"][0], tuple(content["seeds"])
-        chosen: dict[str, Any] = best["settings"]
+        best_settings: dict[str, Any] = best["settings"]
         experiment = RunFolder(folder / best["name"] / f"seed-{seeds[0]}").read_experiment()
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as why:
+    except UNREADABLE as why:
         raise UsageError(
             f"{folder} holds no finished tuning: write one with comity tune METHOD --grid ..."
-            f" --out {folder}"
+            f" {shell_line('--out', folder)}"
         ) from why
-    method = _with_options(experiment.algorithm, dict(experiment.set) | chosen)
-    return Tuned(method, chosen, seeds, experiment)
+    method = _with_options(experiment.algorithm, dict(experiment.set) | best_settings)
+    return Tuned(method, best_settings, seeds, experiment)
 
 
 def _with_options(algorithm: str, values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
-from comity.privacy.account import epsilon_for_json, read_epsilon
+from comity.privacy.account import epsilon_for_json, format_epsilon, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import no_round_counted
@@ -140,9 +140,7 @@ class MethodSummary:
         }
 
     def _epsilon_cell(self) -> str:
-        if self.epsilon is None:
-            return ""
-        return f"{self.epsilon:.3g}" if isinstance(self.epsilon, float) else self.epsilon
+        return "" if self.epsilon is None else format_epsilon(self.epsilon)
 
     def plain(self) -> dict[str, Any]:
         """Return the entry of comparison.json."""

@@ -277,19 +277,19 @@ def _settle(gain: Estimate, answers: Sequence[PartyVerdict], samples: int) -> st
 def _settle_parties(answers: Sequence[PartyVerdict]) -> str:
     """Say what single parties need: each of few, a range of many."""
     unclear = {answer.party: answer.power for answer in answers if answer.power}
-    settled = {party: power for party, power in unclear.items() if power.remedies}
-    without = len(unclear) - len(settled)
-    if not settled:
+    resolvable = {party: power for party, power in unclear.items() if power.remedies}
+    without = len(unclear) - len(resolvable)
+    if not resolvable:
         return (
             "Single parties: no realistic number of samples would show a gain as small as theirs."
         )
-    if len(settled) <= MOST_NAMED:
-        needs = [f"{party} needs {' or '.join(p.remedies)}" for party, p in settled.items()]
+    if len(resolvable) <= MOST_NAMED:
+        needs = [f"{party} needs {' or '.join(p.remedies)}" for party, p in resolvable.items()]
         rest = f"; {without} more would need unrealistically many" if without else ""
         return f"Single parties: {'; '.join(needs)}{rest}."
-    numbers = [power.more_samples for power in settled.values() if power.more_samples]
-    text = f"Single parties: {len(settled)} of {len(unclear)} without a clear difference need"
+    numbers = [power.more_samples for power in resolvable.values() if power.more_samples]
+    text = f"Single parties: {len(resolvable)} of {len(unclear)} without a clear difference need"
     if numbers:
-        kind = next(iter(settled.values())).kind_of_samples
+        kind = next(iter(resolvable.values())).kind_of_samples
         return f"{text} more {kind}, between {min(numbers):,} and {max(numbers):,} each."
     return f"{text} more runs."

@@ -30,7 +30,7 @@ from comity.data import Federation
 from comity.data.protocols import training_folds
 from comity.data.split import Share
 from comity.errors import UsageError
-from comity.measure.cross_validation import OutOfFold
+from comity.measure.cross_validation import OutOfFold, join_answers
 from comity.metrics.evaluation import Answers, Evaluation, evaluate_logits
 from comity.metrics.metrics import ACCURACY, Metric
 from comity.models import CustomModel
@@ -41,12 +41,13 @@ from comity.runs.config import is_calibrated
 from comity.runs.environment import environment
 from comity.runs.evaluation import figures, further_figures
 from comity.runs.folder import OUTCOMES, RunFolder
-from comity.runs.run import check_same, check_same_data, network_digests, prepared_process, start
+from comity.runs.run import network_digests, prepared_process, start
 from comity.runs.server_run import Quiet
 from comity.runs.summary import summarise
 from comity.runs.tables import METRICS as METRICS_TABLE
 from comity.runs.tables import TIMING
 from comity.runs.trust import code_of, mark
+from comity.studies.parallel import finished_summary
 from comity.studies.plain_models import fit
 
 AUTO = "auto"
@@ -84,16 +85,16 @@ def plain_models_for(text: str, federation: Federation) -> tuple[str, ...]:
 
     Raises UsageError if they were chosen for data that are no table.
     """
-    chosen = parse_plain(text)
-    if chosen is None:
+    kinds = parse_plain(text)
+    if kinds is None:
         is_table = federation.schema is not None and len(federation.shape) == 1
         return tuple(PLAIN.values()) if is_table else ()
-    if chosen and len(federation.shape) != 1:
+    if kinds and len(federation.shape) != 1:
         raise UsageError(
             "Plain models are for tables: a sample of these data has shape"
             f" {federation.shape}. Leave out --plain."
         )
-    return chosen
+    return kinds
 
 
 @dataclass(frozen=True)
@@ -171,11 +172,11 @@ def choose(predictions: Mapping[str, Answers], folds: Ints, metric: Metric) -> C
             name: None if answers.amounts else float(answers.right.double().mean())
             for name, answers in predictions.items()
         }
-    chosen = max(
+    model = max(
         best,
         key=lambda name: -math.inf if (value := best[name]) is None else by.sign * value,
     )
-    return Choice(chosen, scores)
+    return Choice(model, scores)
 
 
 def _score(predictions: OutOfFold, metric: Metric) -> float | None:
@@ -198,19 +199,8 @@ class _OwnModelRun(SimulatedRun):
 
 
 def _finished(job: SimulatedRun, folder: Path) -> dict[str, Any] | None:
-    """Return the summary in a folder; None if there is no finished run. Refuses a run with other
-    settings or data.
-    """
-    run = RunFolder(folder)
-    if not run.has_run:
-        return None
-    run.check_begun()
-    check_same(folder, job.experiment)
-    summary = run.read_summary()
-    if summary is not None:
-        run.check()
-        check_same_data(folder, job)
-    return summary
+    """Return the summary in a folder; None if there is no finished run."""
+    return finished_summary(job, folder) if RunFolder(folder).has_run else None
 
 
 def _train(
@@ -300,20 +290,12 @@ def _predict_alone(
         start(prepare(experiment, federation, model), Path(folder) / "run", Quiet())
         answers = RunFolder(Path(folder) / "run").read_answers()
     return {
-        name: _join([answers[a] for a, owner in owners.items() if owner == name], folds[name])
+        name: join_answers(
+            [answers[a] for a, owner in owners.items() if owner == name],
+            [np.argsort(folds[name], kind="stable")],
+        )
         for name in data
     }
-
-
-def _join(answers: Sequence[Answers], folds: Ints) -> Answers:
-    """Return the predictions of all folds in the order of the training samples."""
-    order = torch.from_numpy(np.argsort(folds, kind="stable")).argsort()
-    scores = [answer.score for answer in answers if answer.score is not None]
-    return Answers(
-        torch.cat([answer.truth for answer in answers])[order],
-        torch.cat([answer.given for answer in answers])[order],
-        torch.cat(scores)[order] if len(scores) == len(answers) else None,
-    )
 
 
 def _of_chosen(

@@ -171,18 +171,31 @@ def run_once(
     job = job or prepare(experiment, federation, model)
     if not RunFolder(folder).has_run:
         return start(job, folder, progress, track, record_messages=record_messages).summary
-    RunFolder(folder).check_begun()
-    check_same(folder, job.experiment, record_messages)
-    if (summary := RunFolder(folder).read_summary()) is not None:
-        RunFolder(folder).check()
-        check_same_data(folder, job)
-    else:
+    summary = finished_summary(job, folder, record_messages)
+    if summary is None:
         # Trusted: `prepare` has just run its code.
         again = reopen(folder, federation, model, trust=True, prepared=job)
         summary = resume_in(again, folder, progress, track).summary
     add_warnings(
         summary, [RunWarning("during", text) for text in engine_warnings(folder, experiment)]
     )
+    return summary
+
+
+def finished_summary(
+    job: SimulatedRun, folder: Path, record_messages: bool = False
+) -> dict[str, Any] | None:
+    """Return the summary of the run in a folder; None if it is not finished.
+
+    Refuses a run with other settings or data.
+    """
+    run = RunFolder(folder)
+    run.check_begun()
+    check_same(folder, job.experiment, record_messages)
+    summary = run.read_summary()
+    if summary is not None:
+        run.check()
+        check_same_data(folder, job)
     return summary
 
 

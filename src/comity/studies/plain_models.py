@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comity.base.samples import Ints, Samples
+from comity.measure.cross_validation import in_order
 
 PENALTIES = tuple(float(10.0**k) for k in range(4, -5, -1))
 """The penalties that are tried, the strongest first: of ridge regression, and 1/C of logistic
@@ -94,7 +95,7 @@ def _out_of_fold(train: Samples, folds: Ints, fit_part: Callable[[Samples], Pred
         predictor = fit_part(train.take(np.flatnonzero(folds != fold)))
         parts.append(predictor(train.x[held_out]))
         positions.append(held_out)
-    return torch.cat(parts)[torch.from_numpy(np.concatenate(positions)).argsort()]
+    return in_order(parts, positions)
 
 
 def _loss(predictions: Tensor, y: Tensor, classes: int) -> float:
@@ -154,13 +155,13 @@ def _predictor(fitted: Any, classes: int) -> Predictor:
         scores = torch.from_numpy(fitted.decision_function(inputs)).double()
         if scores.dim() == 1:  # two classes: the log-odds of the second
             scores = torch.stack([torch.zeros_like(scores), scores], 1)
-        seen: Sequence[int] = fitted.classes_.tolist()
-        if len(seen) == classes:
+        classes_in_fit: Sequence[int] = fitted.classes_.tolist()
+        if len(classes_in_fit) == classes:
             return scores
         log_probabilities = scores.log_softmax(1)
         lowest = log_probabilities.min(1, keepdim=True).values.clamp(max=UNSEEN)
         logits = lowest.expand(len(x), classes).clone()
-        logits[:, list(seen)] = log_probabilities
+        logits[:, list(classes_in_fit)] = log_probabilities
         return logits
 
     return predict

@@ -172,8 +172,8 @@ def read_ids(
             raise Unusable(f"{path} has no column {name!r} (--id); it has {', '.join(table)}.")
     if not names:
         identifiers = [name for name, why in schema.left_out.items() if why.startswith(IDENTIFIER)]
-        found = [find_column(table, name, (), str(path)) for name in identifiers]
-        names = [name for name in found if name is not None]
+        columns = [find_column(table, name, (), str(path)) for name in identifiers]
+        names = [name for name in columns if name is not None]
     return {name: [id_text(cell) for cell in table[name]] for name in names}
 
 
@@ -460,8 +460,8 @@ def table_of(predictions: Predictions) -> list[list[object]]:
 
 def describe_refusal(row: int, why: str, ids: Mapping[str, Sequence[str]]) -> str:
     """One line about a row without a prediction, with the texts that identify it."""
-    known = ", ".join(f"{name} {texts[row - 1]}" for name, texts in ids.items())
-    return f"row {row}{f' ({known})' if known else ''} is refused: {why}"
+    identity = ", ".join(f"{name} {texts[row - 1]}" for name, texts in ids.items())
+    return f"row {row}{f' ({identity})' if identity else ''} is refused: {why}"
 
 
 def main() -> None:

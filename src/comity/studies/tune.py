@@ -125,12 +125,14 @@ class Trials:
             f"{choice} The next is {others[0].name.replace(',', ', ')},"
             f" {100 * statistics.mean(ahead):.1f} points behind on them"
         )
-        if len(ahead) == 1:
+        interval = interval_over_seeds(ahead)
+        if interval is None:
+            few = "one seed" if len(ahead) == 1 else f"{len(ahead)} seeds"
             return (
-                f"{sentence}; whether that is more than chance, one seed cannot tell: give several,"
-                " as in --seeds 0,1,2."
+                f"{sentence}; whether that is more than chance, {few} cannot tell: give several, as"
+                " in --seeds 0,1,2."
             )
-        low, high = interval_over_seeds(ahead)
+        low, high = interval
         with_interval = (
             f"{sentence} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to"
             f" {100 * high:+.1f})"

@@ -66,7 +66,9 @@ def orders(samples: int, key: Key, training: Training) -> Iterator[Tensor]:
     epoch = 0
     while remaining > 0:
         batches = min(remaining, training.batches_per_epoch(samples))
-        yield key.fold("order", epoch).permutation(samples)[: batches * training.batch]
+        order = key.fold("order", epoch).permutation(samples)
+        kept = batches * training.batch
+        yield order[:kept] if kept < samples else order
         remaining -= batches
         epoch += 1
 

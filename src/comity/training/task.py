@@ -237,8 +237,9 @@ _stackable(LearningTask)
 def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 512) -> Tensor:
     """`function(x)` without gradients, a few hundred rows at a time."""
     with torch.no_grad():
-        parts = [function(part) for part in x.split(rows)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if x.shape[0] <= rows:
+            return function(x)
+        return torch.cat([function(part) for part in x.split(rows)])
 
 
 BN_POLICIES = ("all", "params_only", "none")

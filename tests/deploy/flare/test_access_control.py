@@ -99,9 +99,17 @@ def test_class_outside_the_allow_list_is_refused(
     assert not deployment.steps()
 
 
+def add_member(hub: Path) -> None:
+    """Make a kit for a person who may not submit jobs."""
+    invite = startup_kits.Invite.load(hub / startup_kits.INVITE)
+    member = {"name": "member@comity.local", "type": "admin", "role": "member"}
+    member["org"] = startup_kits.ORGANISATION
+    startup_kits._make_kit(hub, "member", invite.project, member, invite.fingerprint)
+
+
 def test_member_must_not_submit_jobs(deployment: Deployment) -> None:
     if not (deployment.hub / "member").exists():
-        startup_kits.add_user(deployment.hub, "member", "member@comity.local", "member")
+        add_member(deployment.hub)
     with (
         deployment.jobs("member") as jobs,
         pytest.raises(UsageError, match="not authorized for 'submit_job'"),

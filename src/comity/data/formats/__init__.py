@@ -18,7 +18,7 @@ from comity.data.formats.images import (
 from comity.data.formats.leaf import Leaf, read_leaf
 from comity.data.formats.mat import read_mat, read_svhn_mat
 from comity.data.formats.npz import read_npz
-from comity.data.formats.table import Table, codes, numeric, read_csv, read_parquet, read_xlsx
+from comity.data.formats.table import RawTable, codes, numeric, read_csv, read_parquet, read_xlsx
 from comity.data.formats.uci import read_adult
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "Har",
     "Leaf",
     "Pictures",
-    "Table",
+    "RawTable",
     "codes",
     "numeric",
     "picture_files",

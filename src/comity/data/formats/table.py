@@ -41,7 +41,7 @@ MOST_BLANK = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class RawTable:
     """Named columns of the same length. Text is str, and '' where it is missing."""
 
     path: Source
@@ -76,10 +76,10 @@ class Table:
         """The column as positions in `values`, -1 where it is missing."""
         return codes(self[name], values, self.place(name))
 
-    def take(self, rows: NDArray[np.int64]) -> Table:
+    def take(self, rows: NDArray[np.int64]) -> RawTable:
         """The table with these rows only."""
         numbers = rows if self.rows is None else self.rows[rows]
-        return Table(self.path, self.names, [column[rows] for column in self.columns], numbers)
+        return RawTable(self.path, self.names, [column[rows] for column in self.columns], numbers)
 
     def place(self, name: str) -> str:
         """The name of a column in messages."""
@@ -127,7 +127,7 @@ def read_csv(
     header: Sequence[str] | None = None,
     delimiter: str | None = ",",
     ignore: tuple[str, ...] = (),
-) -> Table:
+) -> RawTable:
     """Read a csv file (or csv.gz) in UTF-8.
 
     Cells are stripped str; a missing cell ('?' or empty) is ''.
@@ -146,8 +146,7 @@ def read_csv(
     marks = DecimalMarks(path)
     with open_binary(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         first_line = next(text, "")
-        if first_line.lstrip().lower().startswith(MARKUP):
-            raise file_error(path, "is a web page or another kind of markup, not a table")
+        _refuse_markup(path, first_line)
         separator = detect_separator(first_line) if delimiter is None else delimiter
         convert = without_decimal_comma if delimiter is None and separator != "," else str
         # An ignored line becomes a blank line, so that line numbers stay those of the file.
@@ -198,7 +197,13 @@ def read_csv(
     if not rows or names is None:
         raise file_error(path, "has no rows")
     _check_names(path, names)
-    return Table(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
+    return RawTable(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
+
+
+def _refuse_markup(path: Source, first_line: str) -> None:
+    """Refuse a page that was saved in place of a table."""
+    if first_line.lstrip().lower().startswith(MARKUP):
+        raise file_error(path, "is a web page or another kind of markup, not a table")
 
 
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+")
@@ -233,7 +238,7 @@ class DecimalMarks:
                 )
 
 
-def read_parquet(path: Source) -> Table:
+def read_parquet(path: Source) -> RawTable:
     """Read the columns of numbers and text of a parquet file.
 
     Missing text is ''; a column with missing numbers becomes float64 with NaN.
@@ -273,10 +278,10 @@ def read_parquet(path: Source) -> Table:
                     f"has a column {name!r} of type {quote(str(values.type))}, but only numbers and"
                     " text can be read",
                 )
-    return Table(path, list(table.column_names), columns)
+    return RawTable(path, list(table.column_names), columns)
 
 
-def read_xlsx(path: Source) -> Table:
+def read_xlsx(path: Source) -> RawTable:
     """Read the first sheet of an Excel file, whose first row names the columns.
 
     Formulas are read as their values.
@@ -326,7 +331,7 @@ def read_xlsx(path: Source) -> Table:
     if any(cell is not None for row in rows[1:] for cell in row[len(names) :]):
         raise file_error(path, f"has cells beyond its {len(names)} named columns")
     _check_names(path, names)
-    return Table(
+    return RawTable(
         path,
         names,
         [np.array([_text(row[k]) for row in rows[1:]], np.str_) for k in range(len(names))],

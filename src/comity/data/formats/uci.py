@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from comity.data.formats.common import Source, file_error
-from comity.data.formats.table import Table, read_csv
+from comity.data.formats.table import RawTable, read_csv
 
 ADULT = (
     "age",
@@ -28,13 +28,13 @@ ADULT_NUMBERS = ("age", "fnlwgt", "education_num", "capital_gain", "capital_loss
 INCOMES = ("<=50K", ">50K")
 
 
-def read_adult(path: Source) -> Table:
+def read_adult(path: Source) -> RawTable:
     """Read `adult.data` or `adult.test` as str.
 
     `income` is <=50K or >50K in both; the dot at its end in the test file is removed.
     """
     raw = read_csv(path, header=ADULT, ignore=("|",))
-    table = Table(path, raw.names, [*raw.columns[:-1], np.strings.rstrip(raw["income"], ".")])
+    table = RawTable(path, raw.names, [*raw.columns[:-1], np.strings.rstrip(raw["income"], ".")])
     for name in ADULT_NUMBERS:
         table.numeric(name)
     table.codes("income", INCOMES)

@@ -73,10 +73,10 @@ def shown_cells(counts: Counts, records: int) -> dict[int, float | None]:
         return {cell: counts.rows([cell]) for cell in cells}
     large = [cell for cell in cells if counts.is_enough([cell], records)]
     small = [cell for cell in cells if cell not in large]
-    shown = {cell: counts.rows([cell]) for cell in large}
-    if shown and small and not counts.is_enough(small, records):
-        shown[min(shown, key=lambda cell: shown[cell])] += counts.rows(small)
-    return {cell: shown.get(cell) for cell in cells}
+    rows_by_cell = {cell: counts.rows([cell]) for cell in large}
+    if rows_by_cell and small and not counts.is_enough(small, records):
+        rows_by_cell[min(rows_by_cell, key=lambda cell: rows_by_cell[cell])] += counts.rows(small)
+    return {cell: rows_by_cell.get(cell) for cell in cells}
 
 
 class BinGroup(NamedTuple):
@@ -111,12 +111,12 @@ def shown_bins(counts: Counts, records: int) -> ShownBins:
         return ShownBins([BinGroup([k], counts.rows([k])) for k in used], missing)
     groups = _join_withheld(counts, _group_bins(counts, bins, records), records)
     groups = _move_withheld(counts, groups)
-    shown = [group for group in groups if group.rows is not None]
-    if not shown:
+    with_rows = [group for group in groups if group.rows is not None]
+    if not with_rows:
         return ShownBins([], counts.rows([*bins, missing_cell]))
     if counts.is_enough([missing_cell], records):
         return ShownBins(groups, missing)
-    smallest = min(shown, key=lambda group: group.rows or 0.0)
+    smallest = min(with_rows, key=lambda group: group.rows or 0.0)
     assert smallest.rows is not None
     larger = smallest._replace(rows=smallest.rows + missing)
     return ShownBins([larger if group is smallest else group for group in groups], None)
@@ -134,17 +134,17 @@ def _group_bins(counts: Counts, bins: Sequence[int], records: int) -> list[BinGr
 
 def _join_withheld(counts: Counts, groups: Sequence[BinGroup], records: int) -> list[BinGroup]:
     """Join withheld groups that are neighbours; they are shown if they have enough records then."""
-    joined: list[BinGroup] = []
+    merged: list[BinGroup] = []
     for group in groups:
-        if group.rows is None and joined and joined[-1].rows is None:
-            joined[-1] = BinGroup([*joined[-1].bins, *group.bins], None)
+        if group.rows is None and merged and merged[-1].rows is None:
+            merged[-1] = BinGroup([*merged[-1].bins, *group.bins], None)
         else:
-            joined.append(group)
+            merged.append(group)
     return [
         group._replace(rows=counts.rows(group.bins))
         if group.rows is None and counts.is_enough(group.bins, records)
         else group
-        for group in joined
+        for group in merged
     ]
 
 
@@ -154,12 +154,12 @@ def _move_withheld(counts: Counts, groups: list[BinGroup]) -> list[BinGroup]:
     if not places:
         return groups
     fullest = max(places, key=lambda place: groups[place].rows or 0.0)
-    moved = dict.fromkeys(places, 0.0)
+    changes = dict.fromkeys(places, 0.0)
     for k, group in enumerate(groups):
         if group.rows is None:
             inner = [p for p in places if (p > k if k < fullest else p < k)]
-            moved[min(inner) if k < fullest else max(inner)] += counts.rows(group.bins)
+            changes[min(inner) if k < fullest else max(inner)] += counts.rows(group.bins)
     return [
-        group if group.rows is None else group._replace(rows=group.rows + moved[k])
+        group if group.rows is None else group._replace(rows=group.rows + changes[k])
         for k, group in enumerate(groups)
     ]

@@ -87,16 +87,16 @@ def _middle(figures: ColumnProfile) -> float | None:
 def _scale_findings(column: ProfiledColumn, parties: Mapping[str, ColumnProfile]) -> list[str]:
     """Parties whose median lies outside of what most values are elsewhere, by a large factor."""
     middles = {name: _middle(figures) for name, figures in parties.items()}
-    known = {name: value for name, value in middles.items() if value is not None}
+    present = {name: value for name, value in middles.items() if value is not None}
     sentences = []
-    for name, value in known.items():
-        elsewhere = [other for party, other in known.items() if party != name]
+    for name, value in present.items():
+        elsewhere = [other for party, other in present.items() if party != name]
         if not elsewhere:
             continue
         usual = median(elsewhere)
         if usual * value <= 0 or 1 / SCALE_FACTOR < value / usual < SCALE_FACTOR:
             continue
-        spans = [_known_quantiles(parties[party]) for party in known if party != name]
+        spans = [_known_quantiles(parties[party]) for party in present if party != name]
         if any(min(span) <= value <= max(span) for span in spans):
             continue
         factor = max(value / usual, usual / value)

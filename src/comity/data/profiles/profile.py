@@ -398,24 +398,24 @@ def profile_table(
     return PartyProfile(rows, profiles, protection)
 
 
-def _shown(value: float | None, protection: Protection) -> int | None:
+def _rounded(value: float | None, protection: Protection) -> int | None:
     return None if value is None else round_count(value, protection.rounding)
 
 
 def _profile_words(column: ProfiledColumn, counts: Counts, protection: Protection) -> ColumnProfile:
-    shown = shown_cells(counts, protection.records)
-    words = {word: _shown(shown[k], protection) for k, word in enumerate(column.words)}
-    return ColumnProfile(_shown(shown[len(column.words)], protection), counts=words)
+    rows_by_cell = shown_cells(counts, protection.records)
+    words = {word: _rounded(rows_by_cell[k], protection) for k, word in enumerate(column.words)}
+    return ColumnProfile(_rounded(rows_by_cell[len(column.words)], protection), counts=words)
 
 
 def _profile_numbers(
     values: NDArray[Any], edges: Sequence[float], counts: Counts, protection: Protection
 ) -> ColumnProfile:
     limits = [None, *edges, None]
-    shown = shown_bins(counts, protection.records)
+    groups = shown_bins(counts, protection.records)
     histogram = tuple(
-        Bin(limits[group.bins[0]], limits[group.bins[-1] + 1], _shown(group.rows, protection))
-        for group in shown.groups
+        Bin(limits[group.bins[0]], limits[group.bins[-1] + 1], _rounded(group.rows, protection))
+        for group in groups.groups
     )
     quantiles: tuple[float | None, ...]
     if protection.is_exact:
@@ -423,14 +423,14 @@ def _profile_numbers(
         quantiles = tuple(np.quantile(present, QUANTILES).tolist()) if len(present) else ()
     else:
         quantiles = tuple(_read_quantile(histogram, q) for q in QUANTILES)
-    return ColumnProfile(_shown(shown.missing, protection), quantiles, histogram)
+    return ColumnProfile(_rounded(groups.missing, protection), quantiles, histogram)
 
 
 def _read_quantile(histogram: Sequence[Bin], q: float) -> float | None:
     """A quantile as a histogram tells it; None if it lies in a bin without a limit."""
-    shown = [(low, high, count) for low, high, count in histogram if count]
-    left = q * sum(count for _, _, count in shown)
-    for low, high, count in shown:
+    cells = [(low, high, count) for low, high, count in histogram if count]
+    left = q * sum(count for _, _, count in cells)
+    for low, high, count in cells:
         if left <= count:
             if low is None or high is None:
                 return None

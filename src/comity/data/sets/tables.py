@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
 from comity.data.files import FilePaths
-from comity.data.formats import Table, codes, read_adult, read_csv
+from comity.data.formats import RawTable, codes, read_adult, read_csv
 from comity.data.formats.common import labels
 from comity.data.groups import Groups
 from comity.data.importing import preprocessing_options, read_federation
@@ -30,7 +30,7 @@ def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[
     return encoded
 
 
-def _adult(card: Description, train: Table, test: Table) -> Dataset:
+def _adult(card: Description, train: RawTable, test: RawTable) -> Dataset:
     rows = [
         np.concatenate(
             [

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
 from comity.data.files import FilePaths
-from comity.data.formats import Table, read_csv
+from comity.data.formats import RawTable, read_csv
 from comity.data.formats.common import labels
 from comity.data.sets.common import build_dataset, subset_warnings
 from comity.data.sets.descriptions import Description, register_datasets
@@ -40,7 +40,7 @@ def encode_texts(texts: list[str]) -> NDArray[np.float32]:
 
 
 def _news(
-    card: Description, parts: list[Table], texts: list[list[str]], first_label: int
+    card: Description, parts: list[RawTable], texts: list[list[str]], first_label: int
 ) -> Dataset:
     """A dataset of training and test texts; the files count classes from `first_label`."""
     y = np.concatenate(

@@ -58,8 +58,8 @@ class FlareOutput:
 
     def _sentence(self, line: str) -> str:
         """One sentence about an error; empty if the line is none."""
-        found = ERROR.fullmatch(line)
-        if found is None:
+        match = ERROR.fullmatch(line)
+        if match is None:
             return ""
         if UNREACHABLE.search(line):
             return "The server cannot be reached; the connection is tried again until it is back."
@@ -68,7 +68,7 @@ class FlareOutput:
                 "The server does not let this site in: its certificate was revoked, or is that of"
                 " another federation."
             )
-        text = found["text"].strip()
+        text = match["text"].strip()
         return f"NVIDIA FLARE reports: {text[:300]}{'' if text.endswith('.') else '.'}"
 
     def _write(self, line: str) -> None:

@@ -33,6 +33,7 @@ from comity.safe_files import (
     make_private_folder,
     write_atomically,
 )
+from comity.text import shell_line
 
 ROOT = "root"  # in the operator's folder: the root's key, and a record of what was signed
 SERVER = "server"  # in the operator's folder: the server's kit
@@ -140,22 +141,6 @@ def _init(folder: Path, host: str, port: int, researcher: str, project: str) -> 
     return Invite(project, host, port, fingerprint)
 
 
-def add_user(folder: Path, kit: str, user: str, role: str) -> Path:
-    """Make another kit in the operator's `folder`, for a person with a role of FLARE (lead, member
-    or org_admin).
-    """
-    needs_flare()
-    invite = Invite.load(folder / INVITE)
-    _make_kit(
-        folder,
-        kit,
-        invite.project,
-        {"name": user, "type": "admin", "org": ORGANISATION, "role": role},
-        invite.fingerprint,
-    )
-    return folder / kit
-
-
 def join(invite: Invite, name: str, folder: Path) -> Path:
     """Make a site's private key and its request in `folder`.
 
@@ -239,8 +224,9 @@ def revoke_certificates(folder: Path, name: str) -> Revocations:
         raise unknown("certificate issued to", name, {record["name"] for record in records})
     if name == Invite.load(folder / INVITE).host:
         raise UsageError(
-            f"{name} is the server of this federation: comity deploy renew {folder} gives it a new"
-            " key, and comity deploy init makes another federation."
+            f"{name} is the server of this federation:"
+            f" {shell_line('comity', 'deploy', 'renew', folder)} gives it a new key, and comity"
+            " deploy init makes another federation."
         )
     return revoke(folder, folder / ROOT, serials, name)
 
@@ -328,9 +314,10 @@ def accept(signed: Path, folder: Path, fingerprint: str) -> Path:
     if not (folder / REQUEST).is_dir():
         if (folder / KIT).is_dir():
             raise UsageError(
-                f"{folder} was accepted before, and has nothing to accept: comity deploy check"
-                f" {folder} tells until when its certificate is valid, and comity deploy renew"
-                f" {folder} asks for a new one."
+                f"{folder} was accepted before, and has nothing to accept:"
+                f" {shell_line('comity', 'deploy', 'check', folder)} tells until when its"
+                f" certificate is valid, and {shell_line('comity', 'deploy', 'renew', folder)} asks"
+                " for a new one."
             )
         raise UsageError(
             f"{folder} has not requested admission yet: comity deploy join comes first."

@@ -168,9 +168,10 @@ class BatchedTraining:
                 if self.training.optimizer == "adam"
             }
         self.orders = [_order(r) for r in requests]
-        sizes = [_sizes(len(r.samples), r.training) for r in requests]
-        self.sizes = [party_sizes for party_sizes, _ in sizes]
-        self.begins = [begins for _, begins in sizes]
+        counts = [len(r.samples) for r in requests]
+        sizes = {count: _sizes(count, self.training) for count in set(counts)}
+        self.sizes = [sizes[count][0] for count in counts]
+        self.begins = [sizes[count][1] for count in counts]
         self.scratch: list[dict[str, Tensor]] = [{} for _ in requests]
         self.last_loss: list[Tensor | None] = [None for _ in requests]
         self.gradients = [0 for _ in requests]
@@ -347,6 +348,8 @@ class BatchedTraining:
     @staticmethod
     def _gather(tensors: Sequence[Tensor], orders: Tensor) -> Tensor:
         """The parties' samples in the order of their batches, one party per row."""
+        if tensors[0].dim() == 1 and len({tensor.shape for tensor in tensors}) == 1:
+            return torch.stack(list(tensors)).gather(1, orders)
         gathered = tensors[0].new_empty(*orders.shape, *tensors[0].shape[1:])
         for n, samples in enumerate(tensors):
             torch.index_select(samples, 0, orders[n], out=gathered[n])
@@ -390,4 +393,12 @@ def _row(batch: Batch, n: int, scratch: dict[str, Tensor]) -> Batch:
 
 def _stack(trees: Sequence[Params]) -> Params:
     """Stacked tensors, one party per row."""
-    return {k: torch.stack([tree[k].detach() for tree in trees]) for k in trees[0]}
+    return {k: _stack_rows([tree[k] for tree in trees]) for k in trees[0]}
+
+
+def _stack_rows(rows: Sequence[Tensor]) -> Tensor:
+    first = rows[0].detach()
+    if all(row is rows[0] for row in rows):  # as weights that all parties have received
+        copies = first.expand(len(rows), *first.shape)
+        return copies.clone(memory_format=torch.contiguous_format)
+    return torch.stack([row.detach() for row in rows])

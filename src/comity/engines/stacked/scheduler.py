@@ -10,8 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from comity.base.call import CallId, Message, PartyResult
+from comity.base.finite import FiniteRows
 from comity.base.record import tree_map
 from comity.engines.engine import Inboxes, Sites
+from comity.engines.evaluation import evaluate_one_by_one
 from comity.engines.running_call import RunningCall
 from comity.engines.site import Site
 from comity.engines.stacked.batched_training import train_batched
@@ -53,8 +55,7 @@ class Batched:
         on all engines.
         """
         if final:
-            for i, message in messages.items():
-                yield i, sites[i].evaluate(message, final)
+            yield from evaluate_one_by_one(sites, messages, final)
             return
         ids = list(messages)
         for begin in range(0, len(ids), BLOCK_PARTIES):
@@ -84,9 +85,10 @@ def _blocks(sites: Sites, ids: Sequence[int]) -> Iterator[list[int]]:
 
 def _run_block(calls: dict[int, RunningCall], sites: Sites) -> Iterator[tuple[int, PartyResult]]:
     """Continue started party functions from training to training until all have returned."""
+    rows = FiniteRows()
     while calls:
         for i in [i for i, running in calls.items() if not running.request]:
-            yield i, _end(sites[i], calls.pop(i))
+            yield i, _end(sites[i], calls.pop(i), rows)
         results, reasons = _train([running.request for running in calls.values()])
         for running, result, why in zip(calls.values(), results, reasons, strict=True):
             running.warning = running.warning or why
@@ -108,8 +110,8 @@ def _train(requests: Sequence[Any]) -> tuple[list[Fitted | None], list[str]]:
     return results, reasons
 
 
-def _end(site: Site, running: RunningCall) -> PartyResult:
-    result = site.end(running)
+def _end(site: Site, running: RunningCall, rows: FiniteRows) -> PartyResult:
+    result = site.end(running, rows)
     if result.keeps:
         site.versions.replace(_in_own_memory(site.state))
     return result

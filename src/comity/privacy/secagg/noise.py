@@ -38,7 +38,7 @@ PRECISION = 256  # bits of the computed probabilities
 HIGH, LOW = 63, 64  # bits of the random numbers
 
 
-class Table(NamedTuple):
+class NoiseTable(NamedTuple):
     """P(|k| > j) as integers of 127 bits, for j from the largest down to 0: in ascending order."""
 
     high: NDArray[np.uint64]
@@ -56,7 +56,7 @@ def site_sigma(sigma: float, threshold: int, colluders: int) -> float:
 
 
 @lru_cache(maxsize=4)
-def tail_table(sigma: float) -> Table:
+def tail_table(sigma: float) -> NoiseTable:
     """The tail probabilities of |k|."""
     with localcontext() as context:
         context.prec = 100
@@ -71,7 +71,7 @@ def tail_table(sigma: float) -> Table:
     *tails, total = accumulate(reversed(masses))
     scaled = [(tail << HIGH + LOW) // total for tail in tails]
     low_bits = (1 << LOW) - 1
-    return Table(
+    return NoiseTable(
         np.array([tail >> LOW for tail in scaled], dtype=np.uint64),
         np.array([tail & low_bits for tail in scaled], dtype=np.uint64),
     )
@@ -92,7 +92,7 @@ def discrete_gaussian(key: bytes, count: int, sigma: float) -> NDArray[np.int32]
     return noise
 
 
-def _sizes(table: Table, high: NDArray[np.uint64], low_bits: KeyStream) -> NDArray[np.int64]:
+def _sizes(table: NoiseTable, high: NDArray[np.uint64], low_bits: KeyStream) -> NDArray[np.int64]:
     """|k| for random numbers with these high bits: how many entries of the table are larger.
 
     The low bits matter only where the high bits equal those of an entry, which is rare. They are

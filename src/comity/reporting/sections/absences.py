@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from comity.core.participation import MEANING
 from comity.reporting.blocks import Table
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 
 
-def absences(group: Group) -> list[Table]:
+def absences(group: RunGroup) -> list[Table]:
     """Return a table of all absences by method, seed, party, call and kind, with the rounds.
 
     The list is empty if there were none.

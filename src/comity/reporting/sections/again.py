@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from comity.reporting.blocks import Code, Section, Table
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 from comity.reporting.readable import Run
+from comity.text import shell_line
 
 
-def again(group: Group, folder: Path) -> Section:
+def again(group: RunGroup, folder: Path) -> Section:
     """Return the last section: the commands and versions that give the same results."""
     section = Section(
         "again", "How to get this again", folded="commands, seeds, versions, settings"
     )
     commands = [_command(run) for method in group.methods for run in method.runs[:1]]
     section.blocks.append(Code("A run of each method", "\n".join(commands)))
-    section.blocks.append(Code("This page", f"comity report {shlex.quote(str(folder))}"))
+    section.blocks.append(Code("This page", shell_line("comity", "report", folder)))
     section.blocks.append(_environments(group))
     section.blocks.append(_configurations(group))
     return section
@@ -30,7 +30,7 @@ def _command(run: Run) -> str:
     have.
     """
     federation = " --federation DIR" if run.between_sites else ""
-    return f"comity run {shlex.quote(str(run.folder / 'config.toml'))}{federation}"
+    return shell_line("comity", "run", run.folder / "config.toml") + federation
 
 
 ENVIRONMENT = {
@@ -45,7 +45,7 @@ ENVIRONMENT = {
 """Columns of the table of versions, and their keys in `env.json`."""
 
 
-def _environments(group: Group) -> Table:
+def _environments(group: RunGroup) -> Table:
     rows = []
     for method in group.methods:
         seeds = ", ".join(str(run.seed) for run in method.runs)
@@ -56,7 +56,7 @@ def _environments(group: Group) -> Table:
     return Table("environments", "Seeds and versions", heads, rows, words=len(heads))
 
 
-def _configurations(group: Group) -> Table:
+def _configurations(group: RunGroup) -> Table:
     """Return the table of all settings, with one value where the methods agree."""
     experiments = {method.name: method.runs[0].experiment for method in group.methods}
     settings_of = {

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.reporting.blocks import Block, Facts, Section, Table, Text
 from comity.reporting.charts import capitalize_first
 from comity.reporting.folds import gains_in_folds
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.reporting.readable import Run
 from comity.reporting.sections.absences import absences
 from comity.reporting.sections.decision import (
@@ -59,7 +58,7 @@ from comity.studies.method_summary import (
 from comity.studies.overall_verdict import SUMMED, SURE, WHOM, OverallVerdict, overall_verdict
 from comity.studies.party_verdicts import MOST, PartyVerdict, average_gain
 from comity.studies.power import Power
-from comity.text import join_names
+from comity.text import join_names, shell_line
 from comity.units import size
 
 WORTH_SAYING = 0.001
@@ -91,7 +90,7 @@ IDEAS = "ideas"
 MEASURES = "measures"
 
 
-def answer(group: Group, folder: Path) -> Section:
+def answer(group: RunGroup, folder: Path) -> Section:
     """Return the first section, which fits one screen and one printed page: the answer for all
     parties and for each one.
 
@@ -109,7 +108,7 @@ def answer(group: Group, folder: Path) -> Section:
     return section
 
 
-def methods(group: Group, folder: Path, target: float | None = None) -> Section:
+def methods(group: RunGroup, folder: Path, target: float | None = None) -> Section:
     """Return the second section: the ranking of the methods, and all warnings.
 
     Args:
@@ -137,7 +136,7 @@ def methods(group: Group, folder: Path, target: float | None = None) -> Section:
 
 
 def _verdict(
-    group: Group, finished: Sequence[Ranked], comparison: ComparisonAnswers
+    group: RunGroup, finished: Sequence[Ranked], comparison: ComparisonAnswers
 ) -> OverallVerdict | None:
     """Return the overall verdict; None if there is no training alone to compare with."""
     collaborative = [
@@ -153,7 +152,7 @@ def _verdict(
 
 def _add_outcome(
     section: Section,
-    group: Group,
+    group: RunGroup,
     finished: list[Ranked],
     comparison: ComparisonAnswers,
     folder: Path,
@@ -170,10 +169,10 @@ def _add_outcome(
     else:
         section.say(" ".join(sentences(group, finished)), "lead")
     if group.site and not group.baseline:
-        runs = shlex.quote(str(group.runs[0].folder.parent))
+        command = shell_line("comity", "report", group.runs[0].folder.parent)
         section.say(
             "Only a comparison with training alone can show whether learning together helps this"
-            f" site. If solo was run with the same settings, comity report {runs} compares them,"
+            f" site. If solo was run with the same settings, {command} compares them,"
             " here at the site."
         )
     if comparison.answers:
@@ -184,7 +183,7 @@ def _add_outcome(
 
 def _questions(
     verdict: OverallVerdict,
-    group: Group,
+    group: RunGroup,
     finished: Sequence[Ranked],
     comparison: ComparisonAnswers,
     folder: Path,
@@ -206,14 +205,14 @@ def _questions(
     return {question: text for question, text in questions.items() if text}
 
 
-def _add_unfinished(section: Section, group: Group) -> None:
+def _add_unfinished(section: Section, group: RunGroup) -> None:
     """Say which runs are not finished, and whether their metrics differ."""
     for run in group.runs:
         if not run.has_ended:
             total = f" of {run.experiment.rounds}" if run.experiment else ""
             section.say(
                 f"{run.method}, seed {run.seed}, is not finished: it has {run.last_round}{total}"
-                f" rounds. Go on with: comity resume {shlex.quote(str(run.folder))}",
+                f" rounds. Go on with: {shell_line('comity', 'resume', run.folder)}",
                 "missing",
             )
     if len(group.chosen_metrics) > 1:
@@ -224,7 +223,9 @@ def _add_unfinished(section: Section, group: Group) -> None:
         )
 
 
-def _warnings(group: Group, ranked: Sequence[Ranked], comparison: ComparisonAnswers) -> list[str]:
+def _warnings(
+    group: RunGroup, ranked: Sequence[Ranked], comparison: ComparisonAnswers
+) -> list[str]:
     """Return the warnings about the settings, about the results, and about the comparison of
     methods.
     """
@@ -236,14 +237,14 @@ def _warnings(group: Group, ranked: Sequence[Ranked], comparison: ComparisonAnsw
     return [*dict.fromkeys(early), *late, *(comparison.warnings or _step_warnings(group))]
 
 
-def _step_warnings(group: Group) -> list[str]:
+def _step_warnings(group: RunGroup) -> list[str]:
     """Return the warnings about the steps of the methods, once for all seeds."""
     if group.site:  # a site knows its own steps only
         return []
     return compare_steps({method.name: method.summaries for method in group.methods}, False)
 
 
-def _differing_settings(group: Group, expected: Collection[str]) -> list[str]:
+def _differing_settings(group: RunGroup, expected: Collection[str]) -> list[str]:
     """Return a sentence for each setting, except method and seed, in which the runs differ.
 
     Runs of a comparison differ if one of them was extended afterwards. They may differ in the
@@ -264,7 +265,7 @@ def _differing_settings(group: Group, expected: Collection[str]) -> list[str]:
     return sentences
 
 
-def _explain_columns(group: Group, target: float | None, requested: bool) -> str:
+def _explain_columns(group: RunGroup, target: float | None, requested: bool) -> str:
     """Return the explanation of the ranking's columns.
 
     `requested` says whether the user named the target.
@@ -333,7 +334,7 @@ class ComparisonAnswers:
     """One method against each of the others."""
 
 
-def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAnswers:
+def _read_comparison(section: Section, group: RunGroup, path: Path) -> ComparisonAnswers:
     """Return the answers in `comparison.json`, if it is about these methods and this metric.
 
     What is wrong with the file is added to the section.
@@ -377,7 +378,7 @@ def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAn
     return comparison
 
 
-def _has_same_figures(group: Group, rows: Sequence[dict[str, Any]]) -> bool:
+def _has_same_figures(group: RunGroup, rows: Sequence[dict[str, Any]]) -> bool:
     """Whether the finished runs still have the figures that the comparison was computed from."""
     figures = {
         m.runs[0].folder.parent.name: [
@@ -451,7 +452,7 @@ def _power_cells(power: Power | None) -> list[str]:
     return [f"{100 * power.visible:.1f} points", " or ".join(power.remedies)]
 
 
-def _ideas(group: Group) -> list[Block]:
+def _ideas(group: RunGroup) -> list[Block]:
     """Return a table of what each method does, from the cards of Comity's own methods.
 
     Files of users are not opened for it.
@@ -474,7 +475,7 @@ def _ideas(group: Group) -> list[Block]:
     return [Table(IDEAS, "What the methods do", ["method", "idea"], rows, words=2, folded=True)]
 
 
-def _other_metrics(group: Group) -> list[Block]:
+def _other_metrics(group: RunGroup) -> list[Block]:
     """Return a table of the metrics except the ranking's: means over parties and seeds."""
     means: dict[Metric, dict[str, list[float]]] = {}
     missing: dict[str, set[str]] = {}
@@ -510,7 +511,7 @@ def _mean_cell(metric: Metric, values: list[float] | None) -> str:
     return metric.text(statistics.fmean(values)) if values else ""
 
 
-def rank_methods(group: Group, target: float | None = None) -> tuple[list[Ranked], float | None]:
+def rank_methods(group: RunGroup, target: float | None = None) -> tuple[list[Ranked], float | None]:
     """Return all methods, the best first, and the target to which rounds and bytes are counted.
 
     Without a target, it is the accuracy of SOLO, or that of the weakest method.
@@ -534,7 +535,7 @@ def rank_methods(group: Group, target: float | None = None) -> tuple[list[Ranked
     return sorted(rows, key=lambda row: -row.goodness), target
 
 
-def _default_target(group: Group) -> float | None:
+def _default_target(group: RunGroup) -> float | None:
     final = {
         m.name: [run.curve[max(run.curve)] for run in m.finished if run.curve]
         for m in group.methods
@@ -570,7 +571,7 @@ def _target_cells(row: Ranked) -> list[str]:
     return [str(round(rounds)), size(mean_bytes)]
 
 
-def _ranking(ranked: list[Ranked], group: Group, target: float | None) -> Table:
+def _ranking(ranked: list[Ranked], group: RunGroup, target: float | None) -> Table:
     """Return the ranking: the table that `compare` prints, with the columns of the target."""
     optional = optional_columns(ranked)
     heads, rows = columns(_ranking_cells(row, group, target, optional) for row in ranked)
@@ -580,7 +581,7 @@ def _ranking(ranked: list[Ranked], group: Group, target: float | None) -> Table:
 
 
 def _ranking_cells(
-    row: Ranked, group: Group, target: float | None, optional: Collection[str]
+    row: Ranked, group: RunGroup, target: float | None, optional: Collection[str]
 ) -> dict[str, str]:
     """Return a method's cells by column."""
     if not row.figure:
@@ -599,7 +600,7 @@ def _ranking_cells(
     return cells | last
 
 
-def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
+def sentences(group: RunGroup, ranked: list[Ranked]) -> list[str]:
     """Return sentences about the ranking.
 
     They say which method is best, by how much and how clearly, which has the best worst party, and
@@ -629,7 +630,7 @@ def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
     return texts
 
 
-def _about_best(group: Group, best: Ranked, rest: list[Ranked]) -> str:
+def _about_best(group: RunGroup, best: Ranked, rest: list[Ranked]) -> str:
     """Return a sentence about the best method and its lead over the second."""
     name = best.method.name
     figure = f"{best.sure_mean:.1%}"
@@ -669,7 +670,9 @@ def _about_worst_party(collaborative: list[Ranked], metric: Metric) -> list[str]
     ]
 
 
-def difference_between(group: Group, first: Method, second: Method, rivals: int) -> Estimate | None:
+def difference_between(
+    group: RunGroup, first: Method, second: Method, rivals: int
+) -> Estimate | None:
     """Return how far the first method is ahead of the second, on average over parties.
 
     The difference is paired over the test samples of both. Its interval allows for the choice of

@@ -20,14 +20,14 @@ from comity.charts.encodings import (
 )
 from comity.reporting.blocks import Section
 from comity.reporting.charts import capitalize_first, colour_by_method
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.units import deviation
 
 MAX_ROWS = 20_000
 """The parties' lines are thinned to about this many rows, so that the page opens quickly."""
 
 
-def curves(group: Group) -> Section:
+def curves(group: RunGroup) -> Section:
     """Return the second section: the metric by round and by bytes."""
     section = Section("curves", f"How {group.metric.title} grows")
     data = curves_data(group)
@@ -53,7 +53,7 @@ def curves(group: Group) -> Section:
     return section
 
 
-def curves_data(group: Group) -> Data:
+def curves_data(group: RunGroup) -> Data:
     """Return the rows of each method's mean over parties and seeds, and those of each party.
 
     The column `party` is empty in rows of means.
@@ -81,7 +81,7 @@ def curves_data(group: Group) -> Data:
     return Data.of("curves", rows, columns)
 
 
-def _mean_row(group: Group, method: Method, t: int) -> dict[str, Any]:
+def _mean_row(group: RunGroup, method: Method, t: int) -> dict[str, Any]:
     """Return the mean over parties and seeds of a method after round t."""
     runs = [run for run in method.runs if t in run.curve]
     values = [run.curve[t] for run in runs]
@@ -101,7 +101,7 @@ def _mean_row(group: Group, method: Method, t: int) -> dict[str, Any]:
     }
 
 
-def _party_rows(group: Group, method: Method, rounds: list[int]) -> list[dict[str, Any]]:
+def _party_rows(group: RunGroup, method: Method, rounds: list[int]) -> list[dict[str, Any]]:
     """Return each party's mean over seeds; under the first seed, if parties differ between them."""
     runs = method.runs if group.same_parties else method.runs[:1]
     rows = []
@@ -116,7 +116,7 @@ def _party_rows(group: Group, method: Method, rounds: list[int]) -> list[dict[st
     return rows
 
 
-def has_seeds(group: Group) -> bool:
+def has_seeds(group: RunGroup) -> bool:
     """Whether some method was run under several seeds."""
     return any(len(m.runs) > 1 for m in group.methods)
 
@@ -128,7 +128,7 @@ def _last_figure(method: Method) -> str:
     return f"{statistics.fmean(values):.1%}{spread}"
 
 
-def _first_round(group: Group) -> int:
+def _first_round(group: RunGroup) -> int:
     """Return the first round to draw.
 
     With many rounds, it is 1: the evaluation before training says little and stretches the axis.
@@ -136,7 +136,7 @@ def _first_round(group: Group) -> int:
     return int(max(len(run.curve) for run in group.runs) > FEW)
 
 
-def _y_axis(data: Data, group: Group) -> VegaSpec:
+def _y_axis(data: Data, group: RunGroup) -> VegaSpec:
     """Return the common axis of both charts, over all means that are drawn and their bands."""
     first = _first_round(group)
     ends = [
@@ -149,7 +149,7 @@ def _y_axis(data: Data, group: Group) -> VegaSpec:
 
 
 def _layers(
-    x: VegaSpec, y: VegaSpec, group: Group, transform: Sequence[VegaSpec] = ()
+    x: VegaSpec, y: VegaSpec, group: RunGroup, transform: Sequence[VegaSpec] = ()
 ) -> list[VegaSpec]:
     """Return the layers of the means over parties: bands over seeds, lines, and points."""
     only_means = {"filter": f"datum.party == '' && datum.round >= {_first_round(group)}"}
@@ -171,7 +171,7 @@ def _layers(
     )
 
 
-def _by_round(data: Data, group: Group, alt: str) -> Chart:
+def _by_round(data: Data, group: RunGroup, alt: str) -> Chart:
     x = round_axis(data.columns["round"])
     y = _y_axis(data, group)
     party_lines: VegaSpec = {
@@ -216,7 +216,7 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     )
 
 
-def _by_bytes(data: Data, group: Group, alt: str, byte_counts: list[float]) -> Chart:
+def _by_bytes(data: Data, group: RunGroup, alt: str, byte_counts: list[float]) -> Chart:
     scope = f"to and from {group.site}" if group.site else "all parties together"
     x = bytes_axis("bytes", f"bytes sent so far, {scope}", byte_counts)
     y = _y_axis(data, group)

@@ -30,7 +30,7 @@ from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.reporting.blocks import Pictures, Section
 from comity.reporting.charts import MAX_PARTIES, first_parties
-from comity.reporting.gather import Group
+from comity.reporting.gather import RunGroup
 from comity.reporting.readable import PARTS, Run
 from comity.spec import parse
 
@@ -49,7 +49,7 @@ WIDTH = 64
 UNCHANGED = "as it is"
 
 
-def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
+def data(group: RunGroup, reopen: bool = True, samples: bool = True) -> Section:
     """Return the fourth section. `reopen` allows opening the data, `samples` showing some."""
     section = Section("data", "The data")
     run = next((run for run in group.runs if run.amounts), None)
@@ -181,8 +181,10 @@ def _class_counts(federation: Federation, shifts: dict[str, str]) -> Chart:
         else f"{fewest} of {len(names)} classes each"
     )
     alt = f"Training samples by party and class: {len(classes_held)} parties hold {classes_text}."
-    drawn = first_parties(len(classes_held))
-    return Chart("classes", "Who holds which classes", alt, table, spec, half=True, drawn=drawn)
+    positions = first_parties(len(classes_held))
+    return Chart(
+        "classes", "Who holds which classes", alt, table, spec, half=True, selection=positions
+    )
 
 
 def _shift_tooltip(shifts: dict[str, str]) -> list[VegaSpec]:
@@ -229,8 +231,8 @@ def _label_ranges(federation: Federation) -> Chart:
     )
     table = Data.of("labels", rows, ("party", "low", "median", "high"))
     title = f"What is to be predicted: {label}"
-    drawn = first_parties(len(federation.names))
-    return Chart("labels", title, alt, table, spec, half=True, drawn=drawn)
+    positions = first_parties(len(federation.names))
+    return Chart("labels", title, alt, table, spec, half=True, selection=positions)
 
 
 def _sizes(run: Run, shifts: dict[str, str]) -> Chart:
@@ -280,7 +282,7 @@ def _sizes(run: Run, shifts: dict[str, str]) -> Chart:
     elif min(train) == max(train):
         count = f"{train[0]:,} each"
     alt = f"Samples by party: {count} for training."
-    return Chart("sizes", title, alt, table, spec, half=True, drawn=first_parties(len(train)))
+    return Chart("sizes", title, alt, table, spec, half=True, selection=first_parties(len(train)))
 
 
 def _add_samples(
@@ -449,7 +451,9 @@ def _features(federation: Federation) -> Chart:
         alt += " Models see numbers scaled by each party's own mean and spread."
     table = Data.of("features", rows, ("party", "feature", "shift", "mean"))
     title = "Features in which parties differ most"
-    return Chart("features", title, alt, table, spec, drawn=first_parties(len(federation.names)))
+    return Chart(
+        "features", title, alt, table, spec, selection=first_parties(len(federation.names))
+    )
 
 
 def _add_distances(
@@ -490,18 +494,20 @@ def _add_distances(
         f"Fréchet distances between the parties' inputs. Farthest apart are {a} and {b},"
         f" {far['distance']:.3g}."
     )
-    drawn = first_parties(len(federation.names), COMPARED)
+    positions = first_parties(len(federation.names), COMPARED)
     if len(large) < len(federation.names):
-        drawn = (
+        positions = (
             f"The first {len(names)} of {len(large)} parties with {LEAST} training samples or more"
             f" are drawn, of {len(federation.names)} parties in all."
         )
     table = Data.of("distances", rows, ("party", "other", "distance"))
     title = "How different the parties' inputs are"
-    section.blocks.append(Chart("distances", title, alt, table, spec, half=True, drawn=drawn))
+    section.blocks.append(
+        Chart("distances", title, alt, table, spec, half=True, selection=positions)
+    )
     projected = f", in {WIDTH} random directions" if first[0].numel() > WIDTH else ""
     section.say(
         f"A linear probe that sees only an input names its party {probe.accuracy:.0%} of the time"
         f" (the largest party's share: {probe.chance:.0%}). Distances are Fréchet distances of"
-        f" inputs, at most {COMPARED_SAMPLES} samples a party{projected}. {drawn}".rstrip()
+        f" inputs, at most {COMPARED_SAMPLES} samples a party{projected}. {positions}".rstrip()
     )

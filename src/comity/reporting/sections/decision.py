@@ -4,15 +4,15 @@ party's own, and what to do next.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from comity.reporting.gather import Group
+from comity.names import SOLO
+from comity.reporting.gather import RunGroup
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average
 from comity.studies.power import Power
-from comity.text import join_names
+from comity.text import join_names, shell_line
 
 PLAIN_QUESTION = "What does a plain model of one's own do?"
 NEXT = "What to do next?"
@@ -28,15 +28,15 @@ def plain_models(rows: Sequence[MethodSummary]) -> str:
     if not own:
         return ""
     best = max(own, key=lambda row: row.goodness)
-    joint = best_on_average([row for row in rows if row not in own and row.algorithm != "solo"])
-    others = [row for row in rows if row.algorithm == "solo" or (joint and row is joint[0])]
+    joint = best_on_average([row for row in rows if row not in own and row.algorithm != SOLO])
+    others = [row for row in rows if row.algorithm == SOLO or (joint and row is joint[0])]
     beside = [f"{row.algorithm} {row.mean:.1%}" for row in others if row.mean is not None]
     text = f"{best.algorithm} has {best.mean:.1%}, on average over parties"
     return f"{text} ({', '.join(beside)})." if beside else f"{text}."
 
 
 def next_step(
-    verdict: OverallVerdict, rows: Sequence[MethodSummary], group: Group, folder: Path
+    verdict: OverallVerdict, rows: Sequence[MethodSummary], group: RunGroup, folder: Path
 ) -> str:
     """Return what a person who decides should do, with the command."""
     best = next(row for row in rows if row.algorithm == verdict.method)
@@ -53,7 +53,7 @@ def next_step(
         seeds = ",".join(map(str, range(power.repeats)))
         option = f"--repeats {power.repeats}" if group.folds > 1 else f"--seeds {seeds}"
         return (
-            f"Repeat the same command with {option} --out {shlex.quote(str(folder))}: finished runs"
+            f"Repeat the same command with {option} {shell_line('--out', folder)}: finished runs"
             " are kept."
         )
     gaining = [party for party, estimate in best.gains.items() if estimate.helped]
@@ -63,23 +63,25 @@ def next_step(
     return f"Train alone for now, which costs nothing.{more}"
 
 
-def _use(best: MethodSummary, group: Group) -> str:
+def _use(best: MethodSummary, group: RunGroup) -> str:
     """Say how the best method's models are exported, and who should not use them."""
     method = next(method for method in group.methods if method.name == best.algorithm)
     run = method.finished[0].folder
     hurt = [party for party, estimate in best.gains.items() if estimate.hurt]
     keep = f" {join_names(hurt)}, clearly hurt, should keep a model of their own." if hurt else ""
     if group.folds > 1:  # no run of a fold trains on all samples
-        config = shlex.quote(str(run / "config.toml"))
+        train = shell_line(
+            "comity", "run", run / "config.toml", "--test", "own(0.1)", "--out", "final"
+        )
         return (
             "Train a final model on nine tenths of all samples, as no fold did, then export it:"
-            f" comity run {config} --test 'own(0.1)' --out final, and comity export final --party"
-            f" NAME.{keep}"
+            f" {train}, and comity export final --party NAME.{keep}"
         )
-    return f"Export a party's model: comity export {shlex.quote(str(run))} --party NAME.{keep}"
+    command = shell_line("comity", "export", run, "--party", "NAME")
+    return f"Export a party's model: {command}.{keep}"
 
 
-def samples_tested(group: Group) -> int:
+def samples_tested(group: RunGroup) -> int:
     """Return the number of samples of all parties that are tested on; under cross-validation, in
     all folds together.
     """

@@ -26,7 +26,7 @@ from comity.core.wrapper import chain
 from comity.errors import UsageError, describe
 from comity.reporting.blocks import Section
 from comity.reporting.charts import MAX_PARTIES, capitalize_first, colour_by_method, first_parties
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.reporting.readable import Run
 from comity.reporting.sections.wire import communicates
 from comity.spec import parse, split
@@ -38,7 +38,7 @@ SPREAD = "spread over seeds"
 """A column name that no declared value can have."""
 
 
-def diagnostics(section: Section, group: Group, reopen: bool) -> None:
+def diagnostics(section: Section, group: RunGroup, reopen: bool) -> None:
     """Add the charts of all methods: matrices, curves, and then what is read from models.
 
     Only with `reopen` are models and users' files opened.
@@ -173,7 +173,7 @@ def _is_declared(metric: str, declared: list[Diagnostic]) -> bool:
 # How they are drawn.
 
 
-def _curve(group: Group, methods: list[Method], diagnostic: CurveByRound) -> Chart | None:
+def _curve(group: RunGroup, methods: list[Method], diagnostic: CurveByRound) -> Chart | None:
     """Return a chart with a line for each method, a mean over its runs, and the reference."""
     lines = {
         method.name: line for method in methods if (line := _by_round(method, diagnostic.metric))
@@ -322,7 +322,7 @@ def _matrix(method: Method, diagnostic: PartyMatrix) -> Chart | None:
     )
     columns = ("party", "peer", diagnostic.value)
     chart = _method_chart(method, diagnostic, alt, rows, columns, spec)
-    return replace(chart, drawn=first_parties(len(parties)))
+    return replace(chart, selection=first_parties(len(parties)))
 
 
 def _norms(method: Method, diagnostic: ParameterNorms) -> Chart | None:
@@ -359,7 +359,7 @@ def _norms(method: Method, diagnostic: ParameterNorms) -> Chart | None:
     alt = f"{capitalize_first(diagnostic.meaning)}, {between}.{_about_seed(method, run)}"
     columns = ("method", "party", diagnostic.value)
     chart = _method_chart(method, diagnostic, alt, rows, columns, spec)
-    return replace(chart, drawn=first_parties(len(norms)))
+    return replace(chart, selection=first_parties(len(norms)))
 
 
 def _method_chart(

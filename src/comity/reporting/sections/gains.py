@@ -29,7 +29,7 @@ from comity.metrics.metrics import ACCURACY, Metric
 from comity.reporting.blocks import Section, Table
 from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.folds import gains_in_folds, summaries_in_folds, too_few_in_folds
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.reporting.readable import Run
 from comity.studies.estimate import OVER_OWN_MODEL, Estimate
 from comity.studies.party_verdicts import describe_folds, estimates, party_label, without_few
@@ -41,7 +41,7 @@ VERDICTS = ("gains", "level", "hurt")
 
 
 @dataclass(frozen=True)
-class PartyResult:
+class PartyFigures:
     """A party's figure under a method and under the baseline: means over seeds, and the gain."""
 
     name: str
@@ -87,7 +87,7 @@ def _compute_gains(run: Run, other: Run) -> list[Gain]:
     return gains_from_answers(run.answers, same_samples, run.metric)
 
 
-def _suggest_solo(group: Group) -> str:
+def _suggest_solo(group: RunGroup) -> str:
     """Return what to do where there is no SOLO to compare with."""
     if group.between_sites:
         return (
@@ -97,7 +97,7 @@ def _suggest_solo(group: Group) -> str:
     return "To see who gains, run training alone on the same data: comity compare ... does."
 
 
-def gains_by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
+def gains_by_seed(group: RunGroup, method: Method) -> dict[int, list[Gain]]:
     """Return every party's gain over the baseline, by seed; in cross-validation, over all folds."""
     if group.folds > 1:
         return gains_in_folds(group, method, group.baseline)
@@ -108,7 +108,7 @@ def gains_by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
     }
 
 
-def too_few(group: Group) -> dict[int, list[str]]:
+def too_few(group: RunGroup) -> dict[int, list[str]]:
     """Return the parties with too few test samples for a verdict of their own, by seed."""
     if group.folds > 1:
         return too_few_in_folds(group)
@@ -116,14 +116,14 @@ def too_few(group: Group) -> dict[int, list[str]]:
     return {run.seed: (run.summary or {})["too_few"] for run in runs}
 
 
-def summaries_of(group: Group, method: Method) -> list[dict[str, Any]]:
+def summaries_of(group: RunGroup, method: Method) -> list[dict[str, Any]]:
     """Return the summaries of a method's finished runs; under cross-validation, one per repeat."""
     if group.folds > 1:
         return summaries_in_folds(group, method, too_few(group))
     return method.summaries
 
 
-def _figures_by_party(group: Group, summary: Mapping[str, Any]) -> dict[str, float]:
+def _figures_by_party(group: RunGroup, summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the page's metric of each party that was evaluated."""
     block = summary.get(group.metric.name) or {}
     return {
@@ -131,7 +131,7 @@ def _figures_by_party(group: Group, summary: Mapping[str, Any]) -> dict[str, flo
     }
 
 
-def count_choices(group: Group) -> int:
+def count_choices(group: RunGroup) -> int:
     """Return the number of methods to choose the best from, for the correction of intervals.
 
     SOLO and pooling the data are no choices for a party that wants to collaborate.
@@ -139,7 +139,7 @@ def count_choices(group: Group) -> int:
     return max(1, sum(not (m.alone or m.pools) for m in group.methods))
 
 
-def correction_note(group: Group) -> str:
+def correction_note(group: RunGroup) -> str:
     """Return a phrase about the correction of intervals; empty if there is one method."""
     choices = count_choices(group)
     if choices == 1:
@@ -147,7 +147,7 @@ def correction_note(group: Group) -> str:
     return f" and Bonferroni-corrected for choosing the best of {choices} methods"
 
 
-def party_results(group: Group, method: Method) -> list[PartyResult]:
+def party_results(group: RunGroup, method: Method) -> list[PartyFigures]:
     """Return the parties' results, the largest gain first.
 
     If parties differ between seeds, those of every seed are in the list.
@@ -168,7 +168,7 @@ def party_results(group: Group, method: Method) -> list[PartyResult]:
             if name in gained and party in figures_alone.get(seed, {}):
                 alone[name].append(figures_alone[seed][party])
     results = [
-        PartyResult(
+        PartyFigures(
             name,
             statistics.fmean(values),
             statistics.fmean(alone[name]) if alone[name] else None,
@@ -181,7 +181,7 @@ def party_results(group: Group, method: Method) -> list[PartyResult]:
     )
 
 
-def gains(group: Group, folder: Path) -> Section:
+def gains(group: RunGroup, folder: Path) -> Section:
     """Return the third section: the parties' gains, fairness, newcomers, who helps whom."""
     section = Section("gains", "Who gains")
     methods = [m for m in group.methods if m.finished]
@@ -222,7 +222,7 @@ def gains(group: Group, folder: Path) -> Section:
     return section
 
 
-def _warn_of_negative_transfer(section: Section, method: str, parties: list[PartyResult]) -> None:
+def _warn_of_negative_transfer(section: Section, method: str, parties: list[PartyFigures]) -> None:
     """Add a warning if some parties are clearly worse than alone."""
     hurt = [p for p in parties if p.verdict == "hurt"]
     if not hurt:
@@ -237,7 +237,9 @@ def _warn_of_negative_transfer(section: Section, method: str, parties: list[Part
     )
 
 
-def _add_dumbbells(section: Section, group: Group, compared: dict[str, list[PartyResult]]) -> None:
+def _add_dumbbells(
+    section: Section, group: RunGroup, compared: dict[str, list[PartyFigures]]
+) -> None:
     """Add a chart for each method, all with the same axis, and how to read them."""
     metric = group.metric
     rows = {
@@ -258,7 +260,7 @@ def _add_dumbbells(section: Section, group: Group, compared: dict[str, list[Part
     )
 
 
-def _drawn_parties(parties: list[PartyResult]) -> list[PartyResult]:
+def _drawn_parties(parties: list[PartyFigures]) -> list[PartyFigures]:
     if len(parties) <= MOST_DRAWN:
         return parties
     half = MOST_DRAWN // 2
@@ -276,7 +278,7 @@ def _describe_drawn(parties: int, figures: str) -> str:
     )
 
 
-def _dumbbell_row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
+def _dumbbell_row(method: str, party: PartyFigures, metric: Metric) -> dict[str, Any]:
     """Return the chart's row of a party that was compared with SOLO."""
     assert party.gain is not None
     assert party.alone is not None
@@ -301,7 +303,7 @@ def _dumbbell_row(method: str, party: PartyResult, metric: Metric) -> dict[str, 
 
 def _dumbbells(
     method: str,
-    parties: list[PartyResult],
+    parties: list[PartyFigures],
     rows: list[dict[str, Any]],
     metric: Metric,
     axis_values: list[float],
@@ -376,12 +378,12 @@ def _dumbbells(
         data,
         spec,
         half=True,
-        drawn=_describe_drawn(len(parties), "gains"),
+        selection=_describe_drawn(len(parties), "gains"),
         method=method,
     )
 
 
-def _dots(group: Group, results: dict[str, list[PartyResult]]) -> Chart:
+def _dots(group: RunGroup, results: dict[str, list[PartyFigures]]) -> Chart:
     """Return a chart of the parties' figures, for runs without SOLO."""
     metric = group.metric
     rows = [
@@ -413,11 +415,11 @@ def _dots(group: Group, results: dict[str, list[PartyResult]]) -> Chart:
     title = f"{capitalize_first(metric.title)} by party"
     most = max(map(len, results.values()))
     by_method = " of each method" if len(results) > 1 else ""
-    drawn = _describe_drawn(most, f"figures{by_method}")
-    return Chart("parties", title, alt, data, spec, drawn=drawn)
+    sentence = _describe_drawn(most, f"figures{by_method}")
+    return Chart("parties", title, alt, data, spec, selection=sentence)
 
 
-def _about_seeds(group: Group) -> str:
+def _about_seeds(group: RunGroup) -> str:
     """Return a sentence about the seeds that are drawn; empty if there is one."""
     seeds = {run.seed for run in group.runs}
     if len(seeds) == 1:
@@ -434,7 +436,7 @@ def _without_none(per_party: dict[str, float | None]) -> list[float]:
     return [value for value in per_party.values() if value is not None]
 
 
-def _fairness(group: Group) -> Table:
+def _fairness(group: RunGroup) -> Table:
     rows = []
     for method in (m for m in group.methods if m.finished):
         by_seed = [
@@ -467,7 +469,7 @@ def _fairness(group: Group) -> Table:
     return Table("fairness", f"How evenly {group.metric.title} is spread", heads, rows)
 
 
-def _newcomers(group: Group) -> Table | None:
+def _newcomers(group: RunGroup) -> Table | None:
     """Return a table of what parties gain that join after the last round; None without any."""
     rows = []
     for method in group.methods:
@@ -485,7 +487,7 @@ def _newcomers(group: Group) -> Table | None:
     return Table("newcomers", "Parties that came after the last round", heads, rows, words=2)
 
 
-def _add_leave_one_out(section: Section, group: Group, path: Path) -> None:
+def _add_leave_one_out(section: Section, group: RunGroup, path: Path) -> None:
     """Add the matrices of a leave-one-out study, if there is one."""
     if not path.exists():
         return

@@ -72,7 +72,7 @@ def _weakest(blocks: list[Mapping[str, Any]], observers: str) -> list[str]:
     worst = max(blocks, key=lambda block: read_epsilon(block["epsilon"]))
     unprotected = list(dict.fromkeys(name for block in blocks for name in block["unprotected"]))
     if worst["epsilon"] == INFINITE:
-        return ["infinite", "nothing", observers, "", ", ".join(unprotected)]
+        return [INFINITE, "nothing", observers, "", ", ".join(unprotected)]
     if not worst["unit"]:
         return ["0", "everything: nothing left a party", observers, "", ""]
     return [

@@ -18,7 +18,7 @@ from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
 from comity.reporting.blocks import Section, Table
 from comity.reporting.charts import DISTINGUISHABLE
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.reporting.plane import map_to_plane
 from comity.reporting.sections.data import class_names
 from comity.reporting.sections.diagnostics import diagnostics
@@ -31,7 +31,7 @@ WHEN = {"before": "before local training", "after": "after local training"}
 
 
 def space(
-    group: Group, methods: Sequence[Method], seconds: float | None = None, reopen: bool = True
+    group: RunGroup, methods: Sequence[Method], seconds: float | None = None, reopen: bool = True
 ) -> Section:
     """Return the fifth section: maps of representations, layer measures, methods' diagnostics.
 
@@ -219,7 +219,7 @@ def _probe_rows(method: str, representations: list[Representation]) -> list[list
     return rows
 
 
-def _add_measures(section: Section, group: Group) -> None:
+def _add_measures(section: Section, group: RunGroup) -> None:
     """Add the results of `comity measure` by layer, or how to get them."""
     rows = []
     for method in group.methods:

@@ -26,7 +26,7 @@ from comity.core.wrapper import chain
 from comity.errors import describe
 from comity.reporting.blocks import Section, Table
 from comity.reporting.charts import MAX_PARTIES, colour_by_method, first_parties
-from comity.reporting.gather import Group, Method
+from comity.reporting.gather import Method, RunGroup
 from comity.reporting.sections.privacy import class_means, privacy
 from comity.runs.build import SimulatedRun
 from comity.studies.plan import traffic
@@ -44,7 +44,7 @@ DIRECTIONS = {
 }
 
 
-def wire(group: Group, reopen: bool = True) -> Section:
+def wire(group: RunGroup, reopen: bool = True) -> Section:
     """Return the sixth section: bytes.
 
     `reopen` allows opening the runs, which the closed form needs.
@@ -99,12 +99,12 @@ def _spread(method: Method) -> str:
     return f" ± {size(deviation(totals))}" if len(set(totals)) > 1 else ""
 
 
-def _counted_parties(group: Group) -> str:
+def _counted_parties(group: RunGroup) -> str:
     """Return whose bytes are counted."""
     return f"{group.site} alone" if group.site else "all parties"
 
 
-def _totals(methods: list[Method], group: Group) -> Chart:
+def _totals(methods: list[Method], group: RunGroup) -> Chart:
     rows = []
     for method in methods:
         totals = _mean_bytes(method, lambda row: [row.kind])
@@ -150,7 +150,7 @@ def _totals(methods: list[Method], group: Group) -> Chart:
     return Chart("bytes", "Bytes of a run", alt, data, spec, half=True)
 
 
-def _rounds(methods: list[Method], group: Group) -> Chart | None:
+def _rounds(methods: list[Method], group: RunGroup) -> Chart | None:
     rows: list[dict[str, Any]] = []
     for method in methods:
         by_round = _mean_bytes(method, lambda row: [(row.round, row.kind)])
@@ -217,7 +217,7 @@ def _describe_changes(rows: list[dict[str, Any]], names: list[str]) -> str:
     return f"{text}."
 
 
-def _parties(methods: list[Method], group: Group) -> Chart | None:
+def _parties(methods: list[Method], group: RunGroup) -> Chart | None:
     """Return a chart of what each party sent and received; None if ledgers have only sums."""
     no_parties = (SERVER, EVERYBODY)
 
@@ -255,9 +255,9 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
     }
     box = log_checkbox(x, ("encoding", "x"))
     alt = "What each party sent and received in a whole run."
-    drawn = first_parties(len(parties))
+    positions = first_parties(len(parties))
     return Chart(
-        "bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True, drawn=drawn
+        "bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True, selection=positions
     )
 
 

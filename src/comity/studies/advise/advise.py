@@ -6,45 +6,51 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts
-from comity.checksums import with_crc
+from comity.checksums import with_crc, without_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
 from comity.errors import CorruptedFile, UsageError
 from comity.models import CustomModel
-from comity.names import display_name
-from comity.runs.build import prepare
-from comity.runs.config import Experiment
-from comity.runs.run_warnings import RunWarning
+from comity.names import OWN_MODEL, display_name
+from comity.runs.build import SimulatedRun, prepare
+from comity.runs.config import WHERE, Experiment
+from comity.runs.run import network_digests
 from comity.runs.server_run import Progress, judged_by
 from comity.safe_files import write_atomically
 from comity.studies.advise.feasible import Candidate, LeftOut, cheaper, feasible
-from comity.studies.advise.prior import Prior, PriorOfRace, Traits, prior_of
-from comity.studies.advise.race import SOLO, Race, Rule, run_race
+from comity.studies.advise.prior import FederationTraits, MethodPrior, PriorOfRace, prior_of
+from comity.studies.advise.race import SOLO, Race, RaceRule, run_race
 from comity.studies.advise.runner import Runner
-from comity.studies.advise.verdict import Verdict, give_verdict
+from comity.studies.advise.verdict import AdviceVerdict, give_verdict
 from comity.studies.board import BOARD, describe, read_board
 from comity.studies.cross_validation import fold_seeds
 from comity.studies.method_settings import split_settings
+from comity.studies.own_models import AUTO, plain_models_for
 from comity.studies.parallel import cached_federations, with_one_worker
 
 ADVICE = "advice.json"
+RACE_FOLDER = "race"
+"""The folder of a race beside the runs of a comparison."""
+RACE = "race.json"
+"""What a race in a folder is about."""
 FOLDS = 4
+"""How many folds the samples are divided into unless another number is given."""
 FROM_DATA = frozenset(("data", "partition", "parties", "validation"))
 """Settings that a federation from Python fixes."""
-NOT_REPEATED = frozenset(("rounds", "algorithm", "seed", "test", "set"))
-"""Settings that the final run has of its own."""
+NOT_REPEATED = frozenset(("rounds", "algorithm", "test", "set"))
+"""Settings that the final run has of its own, and options of methods."""
 
 
 @dataclass(frozen=True)
 class Advice:
     """The result of `comity advise`, the content of advice.json."""
 
-    verdict: Verdict
+    verdict: AdviceVerdict
     race: Race
     candidates: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...]
@@ -55,7 +61,6 @@ class Advice:
     similar: int
     """The number of similar federations that the prior knows."""
     folder: Path
-    warnings: tuple[RunWarning, ...] = ()
 
     def candidate(self, method: str) -> Candidate:
         """Return the costs of a method."""
@@ -67,12 +72,13 @@ class Advice:
         content = {
             "verdict": self.verdict.plain(),
             "metric": self.metric,
+            "baseline": race.baseline,
             "command": self.command,
             "candidates": [c.plain() for c in self.candidates],
             "left_out": [vars(o) for o in self.left_out],
             "departures": [vars(d) for d in race.departures],
             "rungs": [rung.plain() for rung in race.rungs],
-            "notes": race.notes,
+            "warnings": race.warnings,
             "rule": {
                 **vars(race.rule),
                 "noise": vars(race.rule.noise),
@@ -104,16 +110,19 @@ def advise(
     out: Path,
     progress: Callable[[str], Progress],
     warn: Callable[[str], None],
+    *,
     methods: Sequence[str] | None = None,
     federation: Federation | None = None,
     model: CustomModel | None = None,
     jobs: int = 1,
-    rule: Rule | None = None,
-    prior: Prior | None = None,
+    margin: float = 1.0,
+    plain: str = AUTO,
+    prior: MethodPrior | None = None,
     max_bytes: float | None = None,
     budget_time: float | None = None,
     max_hurt: int | None = None,
     settings: Mapping[str, Any] | None = None,
+    in_python: bool = False,
 ) -> Advice:
     """Find the method to use, by a race of methods on out-of-fold samples.
 
@@ -126,13 +135,17 @@ def advise(
         federation: The data, in place of those that the settings name.
         model: A custom network, in place of the one that the settings name.
         jobs: How many runs go on at once.
-        rule: How the race goes.
-        prior: The standings of methods on other federations.
+        margin: Differences below it do not matter, in points.
+        plain: The plain models that each party also trains alone (see `own_models.parse_plain`).
+        prior: What methods gained on other federations.
         max_bytes: The most bytes that the final run may send.
         budget_time: The most seconds that the race may take.
         max_hurt: How many parties the method may clearly hurt; default: any number.
-        settings: The typed settings, for the command that trains the final model.
+        settings: The settings that the user gave, for the command that trains the final model.
+        in_python: Whether that command is a call in Python.
     """
+    if not 0 < margin < 100:
+        raise UsageError(f"margin is a number of points between 0 and 100, not {margin!r}.")
     folds = folds_of(base.test)
     if folds < 2:
         raise UsageError(
@@ -157,28 +170,21 @@ def advise(
     candidates, left_out = feasible(
         judged_by(first, present.classes), methods, present, model, max_bytes
     )
-    rule = replace(rule or Rule(), folds=folds)
-    if base.budget:
-        rule = replace(rule, half=False)  # noise is solved for the number of rounds
-    traits = Traits.of(
-        describe(prepare(first.but(algorithm=SOLO, set={}, budget=None), present, model))
-    )
+    # Under a privacy budget there is no half: noise is solved for the number of rounds.
+    rule = RaceRule(folds=folds, margin=margin / 100, half=not base.budget)
+    alone = prepare(first.but(algorithm=SOLO, set={}, budget=None), present, model)
+    claim_folder(out, base, alone)
+    traits = FederationTraits.of(describe(alone))
     expected = prior.expectations(traits) if prior and present.classes else {}
-    runner = Runner(
-        base,
-        {c.method: c.rounds for c in candidates},
-        out,
-        data,
-        progress,
-        warn,
-        model,
-        jobs,
-    )
+    kinds = plain_models_for(plain, present)
+    rounds = {c.method: c.rounds for c in candidates}
+    runner = Runner(base, rounds, out, data, progress, warn, model, jobs, kinds)
 
     def time_left() -> float:
         if budget_time is None:
             return math.inf
-        return max(0.0, budget_time - runner.seconds) / max(runner.seconds, 1e-9)
+        spent = runner.seconds / jobs
+        return max(0.0, budget_time - spent) / max(spent, 1e-9)
 
     race = run_race(
         [c.arm for c in cheaper(candidates)],
@@ -186,9 +192,10 @@ def advise(
         PriorOfRace(expected, rule.prior_folds if expected else 0.0),
         runner,
         time_left,
+        OWN_MODEL if kinds else SOLO,
     )
     for method in dict.fromkeys(runner.computed_twice):
-        race.notes.append(
+        race.warnings.append(
             f"{display_name(method)} cannot go on from half of its rounds, so it began anew."
         )
     verdict = give_verdict(race, max_hurt)
@@ -198,7 +205,7 @@ def advise(
         tuple(candidates),
         tuple(left_out),
         base.metric,
-        final_command(verdict, candidates, settings or {}, federation is not None),
+        final_command(verdict, candidates, settings or {}, federation is not None, in_python),
         runner.seconds,
         prior.similar(traits) if prior else 0,
         out,
@@ -207,15 +214,41 @@ def advise(
     return advice
 
 
+def claim_folder(out: Path, base: Experiment, job: SimulatedRun) -> None:
+    """Write what a race is about into its folder, or refuse a folder that holds another race.
+
+    Args:
+        out: The folder.
+        base: The settings of all runs.
+        job: A prepared run on the race's data.
+    """
+    settings = base.model_dump(mode="json", exclude=WHERE | {"algorithm"})
+    content = {"settings": settings, "data": job.federation.fingerprint(), **network_digests(job)}
+    file = out / RACE
+    if not file.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(with_crc(content), indent=2) + "\n")
+        return
+    try:
+        before = without_crc(json.loads(file.read_text(encoding="utf-8")))
+        settings_before = dict(before.pop("settings"))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
+        raise CorruptedFile(f"{file} is damaged: choose another --out.") from why
+    for name, value in settings.items():
+        if settings_before.get(name) != value:
+            raise UsageError(
+                f"{out} holds a race with {name}={settings_before.get(name)}, not {value}: choose"
+                " another --out."
+            )
+    if before != {name: value for name, value in content.items() if name != "settings"}:
+        raise UsageError(f"{out} holds a race on other data or models: choose another --out.")
+
+
 PRIORS = ("none", "board")
-"""What a race may know beforehand: nothing, or how methods stood on the federations of the board.
-
-The default is nothing: on the development federations of `benchmarks/advise.py` a prior made the
-advice worse.
-"""
+"""What a race may know beforehand: nothing, or what methods gained on the board's federations."""
 
 
-def find_prior(name: str) -> Prior | None:
+def find_prior(name: str) -> MethodPrior | None:
     """Return a prior by its name in `PRIORS`; None for no prior.
 
     Raises:
@@ -234,29 +267,38 @@ def find_prior(name: str) -> Prior | None:
 
 
 def final_command(
-    verdict: Verdict,
+    verdict: AdviceVerdict,
     candidates: Sequence[Candidate],
     settings: Mapping[str, Any],
+    own_data: bool = False,
     in_python: bool = False,
 ) -> str:
-    """Return the command, or the call `in_python`, that trains the final model; empty to stay
-    alone.
+    """Return what trains the final model; empty to stay alone.
+
+    Args:
+        verdict: The verdict, with the method.
+        candidates: The methods that raced, with their rounds.
+        settings: The settings that the user gave.
+        own_data: Whether the data are an object in Python, called `federation` in the call.
+        in_python: Whether to return a call in Python, in place of a command.
     """
     if verdict.method == SOLO:
         return ""
     rounds = next(c.rounds for c in candidates if c.method == verdict.method)
     algorithm, own = split_settings(verdict.method)
     chosen = {n: v for n, v in {**settings, **own}.items() if n not in NOT_REPEATED}
+    options = {n: v for n, v in settings.get("set", {}).items() if accepts(algorithm, n)}
     if in_python:
-        texts = [f"{name}={value!r}" for name, value in chosen.items() if name not in FROM_DATA]
-        return f"comity.run({', '.join([repr(algorithm), 'federation', *texts, f'{rounds=}'])})"
+        chosen = {n: v for n, v in chosen.items() if not (own_data and n in FROM_DATA)}
+        arguments = [repr(algorithm), *(["federation"] if own_data else [])]
+        arguments += [f"{name}={value!r}" for name, value in (chosen | options).items()]
+        return f"comity.run({', '.join([*arguments, f'{rounds=}'])})"
     words = ["comity", "run", algorithm]
     for name, value in chosen.items():
         if value is not None and not isinstance(value, Mapping):
             words += _option(name, value)
-    for name, value in settings.get("set", {}).items():
-        if accepts(algorithm, name):
-            words += ["--set", f"{name}={value}"]
+    for name, value in options.items():
+        words += ["--set", f"{name}={value}"]
     for party, of_party in settings.get("party", {}).items():
         for name, value in of_party.items():
             text = ",".join(value) if isinstance(value, list) else value

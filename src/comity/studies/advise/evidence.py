@@ -1,9 +1,7 @@
-"""Differences between two methods with intervals that hold at every look of a race.
+"""Differences between two methods with intervals that allow for test samples and for training.
 
-A race looks at the differences again and again, and ends when they are clear. An interval for one
-look would then be too optimistic. Here each of the planned looks, and each of the methods, has an
-equal share of the error probability (a union bound), so that with probability 95% all intervals of
-all looks hold together, wherever the race ends.
+The methods are compared on folds that were not used to choose them, so that their intervals need no
+correction for the number of methods that were tried.
 """
 
 from __future__ import annotations
@@ -11,16 +9,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from comity.studies.estimate import Estimate, Variances
 
 ERROR = 0.05
-"""The probability that any interval of a race misses, at any look."""
+"""The probability that any of the intervals that are made together misses."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FoldOutcome:
     """The result of one method on one fold, after some of its rounds or all of them."""
 
     values: Mapping[str, tuple[float, ...]]
@@ -42,57 +40,38 @@ class Outcome:
 class TrainingNoise:
     """How much two trainings on other folds differ beyond what their test samples explain.
 
-    A race begins with one fold, which says nothing about that. So the variance is estimated from an
-    assumption, from the folds of all methods, and from those of the two methods at hand, each with
-    its weight, as in a moderated t-test (Smyth 2004).
+    A few folds say little about that. So the variance is estimated from an assumption and from the
+    folds of the two methods at hand, each with its weight, as in a moderated t-test (Smyth 2004).
     """
 
     spread: float = 0.02
-    """The standard deviation of the mean difference between two methods over trainings."""
-    party_spread: float = 0.04
+    """The standard deviation of the mean difference between two methods over trainings: that of the
+    development federations of `benchmarks/advise_landscape.py`.
+    """
+    party_spread: float = 0.06
     """The same of one party's difference."""
     freedom: float = 8.0
     """How many folds this counts for."""
-    first: float = 1.5
-    """The factor of the assumed spread for a method's first fold, when nothing can correct it."""
-
-    def informed_by(self, excess: Sequence[tuple[float, int]]) -> TrainingNoise:
-        """Return the noise after looking at the folds of several methods.
-
-        `excess` has the variance between folds, beyond that of test samples, of each method, and
-        its degrees of freedom. Methods are compared with the same one, and so are not independent:
-        they count half.
-        """
-        freedom = sum(count for _, count in excess) / 2
-        if not freedom:
-            return self
-        variance = max(0.0, sum(v * n for v, n in excess) / sum(n for _, n in excess))
-        total = self.freedom + freedom
-        pooled = math.sqrt((self.freedom * self.spread**2 + freedom * variance) / total)
-        scale = pooled / self.spread if self.spread else 1.0
-        return replace(self, spread=pooled, party_spread=self.party_spread * scale, freedom=total)
 
 
 @dataclass(frozen=True)
-class Looks:
-    """What the error probability of a race is divided by."""
+class PairedTest:
+    """Compares methods on the same folds, by intervals that hold together with 95%."""
 
     comparisons: int
-    """The number of methods that are compared with the leader."""
-    looks: int
-    """The number of planned looks."""
+    """The number of intervals among which the error probability is divided (Bonferroni)."""
     folds: int
     """The number of folds that the parties' samples are divided into."""
-    noise: TrainingNoise
-    """What is known about the noise of training."""
+    noise: TrainingNoise = TrainingNoise()
+    """What is assumed about the noise of training."""
 
     @property
     def tail(self) -> float:
         """The error probability of one end of one interval."""
-        return ERROR / (2 * max(1, self.comparisons) * max(1, self.looks))
+        return ERROR / (2 * max(1, self.comparisons))
 
     def difference(
-        self, now: Sequence[Outcome], before: Sequence[Outcome], party: str | None = None
+        self, now: Sequence[FoldOutcome], before: Sequence[FoldOutcome], party: str | None = None
     ) -> Estimate:
         """Return the difference between two methods on the same folds.
 
@@ -123,7 +102,6 @@ class Looks:
         sampling = sum(_error(d, resolution) ** 2 for d in pooled) / len(pooled) ** 2
         spread = self.noise.party_spread if party else self.noise.spread
         more = len(by_fold) - 1
-        spread *= 1.0 if more else self.noise.first
         between = max(0.0, _excess(by_fold, sampling * len(by_fold)))
         freedom = self.noise.freedom + more
         variance = (self.noise.freedom * spread**2 + more * between) / freedom
@@ -134,21 +112,8 @@ class Looks:
         return Estimate(gain, gain - half, gain + half, variances)
 
 
-def excess_variance(now: Sequence[Outcome], before: Sequence[Outcome]) -> float:
-    """Return the variance of a mean difference between folds, beyond that of test samples.
-
-    It is an unbiased estimate, which may be negative.
-    """
-    present = set.intersection(*(set(outcome.values) for outcome in (*now, *before)))
-    by_fold = _differences(now, before, sorted(present))
-    within = statistics.fmean(
-        sum(_error(d, 0.0) ** 2 for d in of_fold) / len(of_fold) ** 2 for of_fold in by_fold
-    )
-    return _excess(by_fold, within)
-
-
 def _differences(
-    now: Sequence[Outcome], before: Sequence[Outcome], names: Sequence[str]
+    now: Sequence[FoldOutcome], before: Sequence[FoldOutcome], names: Sequence[str]
 ) -> list[list[list[float]]]:
     """Return the paired differences by fold, party and sample."""
     return [

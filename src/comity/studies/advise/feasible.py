@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from comity.algorithms import accepts
+from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError
@@ -17,7 +17,7 @@ from comity.privacy.account import read_epsilon
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.studies.advise.race import SOLO, Arm
-from comity.studies.compare import experiment_of, runnable_methods
+from comity.studies.compare import check_settings, experiment_of, runnable_methods
 from comity.studies.equal_steps import equal_steps
 from comity.studies.method_settings import split_settings
 from comity.studies.plan import traffic
@@ -34,6 +34,7 @@ METHODS = (
     "apfl",
     "fedala",
     "fedbn",
+    "fedrod",
     "fedavg+dbe",
     "adcol",
     "relay",
@@ -140,22 +141,10 @@ def feasible(
     left_out: list[LeftOut] = []
     if methods and "all" in methods:
         runnable, reasons = runnable_methods(base, federation, model)
-        names = [part.partition(" is left out: ") for part in reasons]
-        left_out += [LeftOut(name, why) for name, _, why in names]
+        left_out += [LeftOut(name, why) for name, why in reasons.items()]
         methods = [*runnable, *(m for m in methods if m != "all")]
-        left_out += [
-            LeftOut(m, "It pools the data, so it is a reference and no method.")
-            for m in methods
-            if m == "centralized"
-        ]
-        methods = [m for m in methods if m != "centralized"]
-    if methods:
-        chosen: Sequence[str] = methods
-        for name in base.set:
-            if not any(accepts(m, name) for m in methods):
-                raise UsageError(f"None of the methods has an option called {name!r}.")
-    else:
-        chosen = PRIVATE if base.budget else METHODS
+    chosen = methods or (PRIVATE if base.budget else METHODS)
+    check_settings(base, chosen)
     candidates: list[Candidate] = []
     for method in dict.fromkeys([SOLO, *with_values(chosen, base)]):
         own = base.but(budget=None) if method == SOLO else base
@@ -183,8 +172,6 @@ def feasible(
 
 def _is_unknown(method: str) -> bool:
     """Whether there is no such method."""
-    from comity.algorithms import compose
-
     try:
         compose(split_settings(method)[0])
     except UsageError:
@@ -198,6 +185,8 @@ def _candidate(
     job = prepare(experiment_of(base, method, base.seed), federation, model)
     if any(part.traits.shares == "data" for part in chain(job.algorithm)):
         raise UsageError("It pools the data, so it is a reference and no method.")
+    if method == "fedbn" and job.info.task.norm_names <= job.info.task.private:
+        raise UsageError("The model has no BatchNorm that would be shared, so it is FedAvg here.")
     rounds = equal_steps(job).rounds
     if base.budget and method != SOLO:
         rounds = base.rounds  # noise was solved for these rounds

@@ -20,7 +20,7 @@ NEAR = 0.02
 
 
 @dataclass(frozen=True)
-class Traits:
+class FederationTraits:
     """What federations are compared by."""
 
     parties: int
@@ -35,9 +35,9 @@ class Traits:
     """How far the parties' inputs are from those of all, in standard deviations."""
 
     @staticmethod
-    def of(description: Description) -> Traits:
+    def of(description: Description) -> FederationTraits:
         """Return the traits of a described federation."""
-        return Traits(
+        return FederationTraits(
             description.parties,
             description.samples,
             description.classes,
@@ -46,7 +46,7 @@ class Traits:
             description.input_difference,
         )
 
-    def similarity(self, other: Traits) -> float:
+    def similarity(self, other: FederationTraits) -> float:
         """Return how similar two federations are, from 0 to 1."""
         apart = (
             math.log2(self.parties / other.parties) / 3,
@@ -60,10 +60,10 @@ class Traits:
 
 
 @dataclass(frozen=True)
-class Standing:
+class GainsElsewhere:
     """What the methods gained over training alone on one federation."""
 
-    traits: Traits
+    traits: FederationTraits
     gains: Mapping[str, float]
 
 
@@ -78,14 +78,12 @@ class Expectation:
 
 
 @dataclass(frozen=True)
-class Prior:
+class MethodPrior:
     """The standings of methods on other federations."""
 
-    standings: Sequence[Standing] = ()
-    source: str = ""
-    """Where they come from, for the reader."""
+    standings: Sequence[GainsElsewhere] = ()
 
-    def expectations(self, traits: Traits) -> dict[str, Expectation]:
+    def expectations(self, traits: FederationTraits) -> dict[str, Expectation]:
         """Return what is expected of each known method on a federation with these traits."""
         weighted = [
             (w, s) for s in self.standings if (w := s.traits.similarity(traits)) >= SMALLEST_WEIGHT
@@ -102,17 +100,17 @@ class Prior:
             )
         return expected
 
-    def similar(self, traits: Traits) -> int:
+    def similar(self, traits: FederationTraits) -> int:
         """Return how many of the federations are similar."""
         return sum(s.traits.similarity(traits) >= SMALLEST_WEIGHT for s in self.standings)
 
 
-def prior_of(board: Board) -> Prior:
+def prior_of(board: Board) -> MethodPrior:
     """Return the standings of a board."""
-    return Prior(
+    return MethodPrior(
         [
-            Standing(
-                Traits.of(federation.description),
+            GainsElsewhere(
+                FederationTraits.of(federation.description),
                 {
                     standing.algorithm: standing.gain / 100
                     for standing in federation.methods.values()
@@ -120,8 +118,7 @@ def prior_of(board: Board) -> Prior:
                 },
             )
             for federation in board.federations
-        ],
-        f"the board ({board.command})",
+        ]
     )
 
 

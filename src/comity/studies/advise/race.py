@@ -1,8 +1,9 @@
-"""The race: methods are compared on more and more evidence, and leave when they cannot win.
+"""The race: all methods are tried on one fold, and the best is tested on the others.
 
-All methods begin with half of their rounds on the first fold. Those that go on finish these rounds,
-and the best of them then run on further folds, beside training alone. Early rounds mislead, so
-nobody leaves before half of the rounds, except by the prior.
+All methods begin with half of their rounds on the first fold. The better ones finish their rounds
+there, and the best of them becomes the finalist. It runs on the other folds beside training alone.
+Only these other folds count for claims: since nobody was chosen by them, their intervals need no
+correction for the number of methods that were tried.
 
 This module trains nothing. It gets the outcomes of the steps that it asks for, so that a rule can
 be replayed on outcomes that were computed before.
@@ -16,11 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from comity.studies.advise.evidence import Looks, Outcome, TrainingNoise, excess_variance
+from comity.names import display_name
+from comity.studies.advise.evidence import FoldOutcome, PairedTest, TrainingNoise
 from comity.studies.advise.prior import PriorOfRace
 from comity.studies.estimate import Estimate
 
 SOLO = "solo"
+CHOICE = 0
+"""The fold by which the finalists are chosen."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Arm:
 
     method: str
     price: float = 0.0
-    """The bytes that the whole run sends: the dearer of two equal methods leaves."""
+    """The bytes that the whole run sends: of two equal methods the cheaper one is used."""
     cost: float = 1.0
     """What a whole run takes, relative to the other methods."""
     halves: bool = True
@@ -39,26 +43,22 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Rule:
+class RaceRule:
     """How a race goes."""
 
     folds: int = 4
     half: bool = True
     """Whether there is a look after half of the rounds."""
+    finalists: int = 1
+    """How many methods are tested on the other folds."""
     margin: float = 0.01
     """Differences below it do not matter."""
     budget: float = 1.0
     """What may be spent, relative to one whole run of every method."""
-    on_all_folds: int = 3
-    """However few methods there are, so many may run on all folds."""
-    half_allowance: float = 0.1
-    """How far behind a method may be after half of the rounds, beyond what its interval says: early
-    differences are no bound of later ones.
-    """
+    small: int = 3
+    """The budget allows at least for so many methods on all folds."""
     after_half: float = 0.6
-    """The share of the methods that may go on after half of the rounds."""
-    after_first: float = 0.5
-    """The share of the remaining methods that go on to each further fold."""
+    """The largest share of the methods that go on after half of the rounds."""
     loss_weight: float = 0.1
     """How much of the test loss is subtracted from the metric to choose who goes on: the loss
     varies less than the metric.
@@ -66,9 +66,13 @@ class Rule:
     prior_folds: float = 0.2
     """How many folds the prior counts for in choosing who goes on."""
     prior_cut: float = 0.1
-    """Methods that are expected to be further behind the best than this do not start..."""
+    """How far behind the best the prior may expect a method to be. A method that is expected
+    further behind does not start, unless it was often near the best.
+    """
     prior_near: float = 0.1
-    """...if on a smaller share of similar federations they were near the best."""
+    """The share of similar federations on which a method must have been near the best to start all
+    the same.
+    """
     least: int = 4
     """The least number of methods that start."""
     noise: TrainingNoise = field(default_factory=TrainingNoise)
@@ -95,13 +99,11 @@ class Departure:
     method: str
     when: str
     why: str
-    clearly: bool = False
-    """Whether an interval says that it is worse, in place of a limit on cost."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """The state of the race after one look: differences of all methods to training alone."""
+    """The state of the race after one look: the gains of the methods."""
 
     name: str
     gains: Mapping[str, Estimate]
@@ -119,43 +121,26 @@ class Race:
     """The outcomes and departures of a race."""
 
     arms: Sequence[Arm]
-    rule: Rule
+    rule: RaceRule
     prior: PriorOfRace
-    outcomes: dict[Step, Outcome] = field(default_factory=dict)
+    baseline: str = SOLO
+    """What gains are over: training alone, or on tables each party's own model, which is the best
+    of training alone and plain models.
+    """
+    outcomes: dict[Step, FoldOutcome] = field(default_factory=dict)
     departures: list[Departure] = field(default_factory=list)
     rungs: list[Rung] = field(default_factory=list)
+    finalists: list[str] = field(default_factory=list)
     spent: float = 0.0
     """The cost so far, in the units of the methods' costs."""
-    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def budget(self) -> float:
         """What may be spent in total."""
         once = sum(arm.cost for arm in self.arms)
         longest = max(arm.cost for arm in self.arms)
-        return self.rule.budget * max(once, self.rule.on_all_folds * self.rule.folds * longest)
-
-    @property
-    def looks(self) -> Looks:
-        """The correction of all intervals. Folds of all methods inform about the training noise."""
-        several = {
-            m: folds
-            for arm in self.arms
-            if (m := arm.method) != SOLO
-            and len(folds := sorted(set(self.folds_of(m)) & set(self.folds_of(SOLO)))) > 1
-        }
-        excess = [
-            (
-                excess_variance(
-                    [self.outcomes[Step(m, k, False)] for k in folds],
-                    [self.outcomes[Step(SOLO, k, False)] for k in folds],
-                ),
-                len(folds) - 1,
-            )
-            for m, folds in several.items()
-        ]
-        noise = self.rule.noise.informed_by(excess)
-        return Looks(len(self.arms) - 1, self.rule.folds, self.rule.folds, noise)
+        return self.rule.budget * max(once, self.rule.small * self.rule.folds * longest)
 
     @property
     def racing(self) -> list[str]:
@@ -163,11 +148,10 @@ class Race:
         left = {departure.method for departure in self.departures}
         return [arm.method for arm in self.arms if arm.method not in left]
 
-    def samples(self, method: str) -> int:
-        """Return how many test samples a method has been compared with training alone on."""
-        folds = set(self.folds_of(method)) & set(self.folds_of(SOLO))
-        outcomes = [self.outcomes[Step(method, fold, False)] for fold in folds]
-        return sum(len(v) for outcome in outcomes for v in outcome.values.values())
+    @property
+    def ranking(self) -> list[str]:
+        """The finalists, the best first."""
+        return sorted(self.finalists, key=self.score, reverse=True)
 
     def arm(self, method: str) -> Arm:
         """Return the arm of a method."""
@@ -177,20 +161,40 @@ class Race:
         """Return the folds on which a method has run all of its rounds."""
         return sorted(s.fold for s in self.outcomes if s.method == method and not s.half)
 
+    def test_folds(self, method: str, other: str) -> list[int]:
+        """Return the folds on which two methods were tested, and not chosen by."""
+        both = set(self.folds_of(method)) & set(self.folds_of(other))
+        return sorted(both - {CHOICE})
+
+    def samples(self, method: str) -> int:
+        """Return how many test samples a method was tested on."""
+        folds = self.test_folds(method, self.baseline)
+        outcomes = [self.outcomes[Step(method, k, False)] for k in folds]
+        return sum(len(v) for outcome in outcomes for v in outcome.values.values())
+
+    def gain(self, method: str, party: str | None = None, half: bool = False) -> Estimate | None:
+        """Return the gain of a method over the baseline. After half of the rounds, that is over
+        training alone.
+        """
+        return self.difference(method, SOLO if half else self.baseline, party, half)
+
     def difference(
-        self, method: str, other: str, half: bool = False, party: str | None = None
+        self, method: str, other: str, party: str | None = None, half: bool = False
     ) -> Estimate | None:
-        """Return the difference between two methods on all folds that both have; None if none."""
-        if half:
-            folds = [0] if {Step(m, 0, True) for m in (method, other)} <= set(self.outcomes) else []
-        else:
-            folds = sorted(set(self.folds_of(method)) & set(self.folds_of(other)))
-        if not folds:
+        """Return the difference between two methods; None if they have no fold in common.
+
+        Of finalists and the baseline it is that of the test folds. Of all others it is that of
+        the fold by which methods were chosen, with an interval that holds for all of them together.
+        """
+        tests = self.test_folds(method, other)
+        folds = tests if tests and not half else [CHOICE]
+        runs = [[self.outcomes.get(Step(m, k, half)) for k in folds] for m in (method, other)]
+        now, before = ([outcome for outcome in run if outcome] for run in runs)
+        if not (len(now) == len(before) == len(folds)):
             return None
-        now, before = (
-            [self.outcomes[Step(m, fold, half)] for fold in folds] for m in (method, other)
-        )
-        return self.looks.difference(now, before, party)
+        tried = len(self.arms) - 1
+        pairs = math.comb(len(self.finalists) + 1, 2) if tests and not half else tried
+        return PairedTest(pairs, self.rule.folds, self.rule.noise).difference(now, before, party)
 
     def score(self, method: str) -> float:
         """Return how good a method seems, relative to training alone: by the metric, the loss and
@@ -198,7 +202,7 @@ class Race:
         """
         folds = self.folds_of(method)
         half = not folds
-        steps = [Step(method, fold, half) for fold in folds or [0]]
+        steps = [Step(method, fold, half) for fold in folds or [CHOICE]]
         pairs = [
             (self.outcomes[s], self.outcomes[alone])
             for s in steps
@@ -220,21 +224,17 @@ class Race:
         score = total / (count + weight)
         return score if math.isfinite(score) else -math.inf
 
-    @property
-    def ranking(self) -> list[str]:
-        """The methods in the race, the most promising first. More folds come before fewer."""
-        return sorted(self.racing, key=lambda m: (-len(self.folds_of(m)), -self.score(m)))
 
-
-Advance = Callable[[Sequence[Step]], Sequence[Outcome]]
+Advance = Callable[[Sequence[Step]], Sequence[FoldOutcome]]
 
 
 def run_race(
     arms: Sequence[Arm],
-    rule: Rule,
+    rule: RaceRule,
     prior: PriorOfRace,
     advance: Advance,
     time_left: Callable[[], float] = lambda: math.inf,
+    baseline: str = SOLO,
 ) -> Race:
     """Run a race.
 
@@ -245,31 +245,25 @@ def run_race(
         advance: Computes steps, and returns their outcomes.
         time_left: Returns how much of the time that the race may take is left, relative to the time
             that it has taken so far.
+        baseline: What gains are over.
     """
-    race = Race(arms, rule, prior)
+    race = Race(arms, rule, prior, baseline)
     _leave_by_prior(race)
     course = _Course(race, advance, time_left)
     if rule.half:
         when = "half of the rounds"
-        course.climb(when, [m for m in race.racing if race.arm(m).halves], 0, True)
-        _leave_by_evidence(race, when, half=True)
-        others = max(1, len(race.racing) - 1)
-        course.keep(max(2, math.ceil(rule.after_half * others)), when, 0.5)
-    course.climb("all rounds", race.racing, 0, False)
-    _leave_by_evidence(race, "all rounds")
+        course.climb(when, [m for m in race.racing if race.arm(m).halves], CHOICE, half=True)
+        course.keep(course.most_after_half(), when)
+    course.climb("all rounds", race.racing, CHOICE)
+    course.keep(rule.finalists, "all rounds")
+    race.finalists = [m for m in race.racing if m != SOLO]
     for fold in range(1, rule.folds):
-        others = len(race.racing) - 1
-        when = f"{fold} fold{'s' if fold > 1 else ''}"
-        if not others or _is_decided(race):
+        if not course.can_afford(race.racing):
+            race.warnings.append(
+                f"The race ended after {fold} of {rule.folds} folds: its budget was spent."
+            )
             break
-        if not course.can_afford_one():
-            race.notes.append(f"The race ended after {when}: its budget was spent.")
-            break
-        # a second fold for two, so that the leader is compared with somebody
-        count = max(2 if fold == 1 else 1, math.ceil(rule.after_first * others))
-        course.keep(count, when, 1.0)
-        course.climb(f"{fold + 1} folds", race.racing, fold, False)
-        _leave_by_evidence(race, f"{fold + 1} folds")
+        course.climb(f"{fold + 1} folds", race.racing, fold)
     return race
 
 
@@ -287,13 +281,24 @@ class _Course:
         by_cost = race.budget - race.spent
         return min(by_cost, self.time_left() * race.spent) if race.spent else by_cost
 
-    def can_afford_one(self) -> bool:
-        """Return whether training alone and one method can run on another fold."""
-        race = self.race
-        cheapest = min(race.arm(m).cost for m in race.racing if m != SOLO)
-        return cheapest + race.arm(SOLO).cost <= self.allowance() + 1e-9
+    def can_afford(self, methods: Sequence[str]) -> bool:
+        """Return whether methods can run on another fold."""
+        return sum(self.race.arm(m).cost for m in methods) <= self.allowance() + 1e-9
 
-    def climb(self, name: str, methods: Sequence[str], fold: int, half: bool) -> None:
+    def most_after_half(self) -> int:
+        """Return how many methods may finish their rounds, so that the finalists can be tested."""
+        race, rule = self.race, self.race.rule
+        others = [race.arm(m) for m in race.racing if m != SOLO]
+        longest = max(arm.cost for arm in others)
+        tests = (rule.folds - 1) * (rule.finalists * longest + race.arm(SOLO).cost)
+        left = self.allowance() - tests - 0.5 * race.arm(SOLO).cost
+        left -= sum(arm.cost for arm in others if not arm.halves)
+        halves = [arm.cost for arm in others if arm.halves]
+        payable = int(left / (0.5 * statistics.fmean(halves)) + 1e-9) if halves else 0
+        payable += len(others) - len(halves)
+        return max(2, min(math.ceil(rule.after_half * len(others)), payable))
+
+    def climb(self, name: str, methods: Sequence[str], fold: int, half: bool = False) -> None:
         """Compute the outcomes of the next rung."""
         race = self.race
         steps = [Step(method, fold, half) for method in methods]
@@ -301,38 +306,25 @@ class _Course:
             race.outcomes[step] = outcome
             is_part = half or Step(step.method, fold, True) in race.outcomes
             race.spent += race.arm(step.method).cost * (0.5 if is_part else 1.0)
-        gains = {
-            m: gain
-            for m in methods
-            if m != SOLO and (gain := race.difference(m, SOLO, half)) is not None
-        }
+        if race.baseline != SOLO and not half:
+            own = Step(race.baseline, fold, False)
+            race.outcomes[own] = self.advance([own])[0]
+        others = [m for m in methods if m != SOLO]
+        gains = {m: gain for m in others if (gain := race.gain(m, half=half)) is not None}
         race.rungs.append(Rung(name, gains, half, fold + 1, race.spent))
 
-    def keep(self, count: int, when: str, part: float) -> None:
-        """Keep the best methods, as many as may go on and can be paid for.
-
-        `part` is the share of a whole run that comes next. Methods without a look after half of the
-        rounds go on.
-        """
+    def keep(self, count: int, when: str) -> None:
+        """Keep the best methods. Those without a look so far go on."""
         race = self.race
-        rest = sorted((m for m in race.racing if m != SOLO), key=lambda m: -race.score(m))
-        unseen = [m for m in rest if not any(step.method == m for step in race.outcomes)]
-        left = self.allowance() - part * race.arm(SOLO).cost
-        left -= sum(race.arm(m).cost for m in unseen)
-        seen = [m for m in rest if m not in unseen]
-        kept: list[str] = []
-        for method in seen:
-            price = part * race.arm(method).cost
-            if len(kept) < max(1, count - len(unseen)) and (price <= left + 1e-9 or not kept):
-                kept.append(method)
-                left -= price
-            else:
-                behind = 100 * (race.score(seen[0]) - race.score(method))
-                why = (
-                    f"{behind:.1f} points behind {seen[0]} by metric, loss and prior, and only the"
-                    f" best {len(kept)} go on"
-                )
-                race.departures.append(Departure(method, when, why))
+        seen = {step.method for step in race.outcomes}
+        rest = sorted((m for m in race.racing if m != SOLO), key=race.score, reverse=True)
+        judged = [m for m in rest if m in seen]
+        going_on = max(1, count - (len(rest) - len(judged)))
+        for method in judged[going_on:]:
+            behind = 100 * (race.score(judged[0]) - race.score(method))
+            by = "metric, loss and prior" if race.prior.expected else "metric and loss"
+            why = f"{behind:.1f} points behind {display_name(judged[0])} by {by}"
+            race.departures.append(Departure(method, when, why))
 
 
 def _leave_by_prior(race: Race) -> None:
@@ -355,51 +347,3 @@ def _leave_by_prior(race: Race) -> None:
                     f" and near it on {expected[method].near_best:.0%} of them",
                 )
             )
-
-
-def _leave_by_evidence(race: Race, when: str, half: bool = False) -> None:
-    """Let methods leave that are clearly worse than the leader, or equal to it and dearer."""
-    contenders = [
-        m for m in race.racing if m != SOLO and (Step(m, 0, True) in race.outcomes or not half)
-    ]
-    if len(contenders) < 2:
-        return
-    leader = max(contenders, key=race.score)
-    for method in contenders:
-        if method == leader:
-            continue
-        behind = race.difference(method, leader, half)
-        if behind is None:
-            continue
-        margin = race.rule.margin
-        if half and behind.high < -margin - race.rule.half_allowance:
-            why = f"far behind {leader}: {behind}"
-            race.departures.append(Departure(method, when, why))
-        elif not half and behind.high < -margin:
-            why = f"clearly worse than {leader}: {behind}"
-            race.departures.append(Departure(method, when, why, clearly=True))
-        elif not half and -margin < behind.low and behind.high < margin:
-            dearer, other = (
-                (method, leader)
-                if race.arm(method).price >= race.arm(leader).price
-                else (leader, method)
-            )
-            race.departures.append(
-                Departure(
-                    dearer,
-                    when,
-                    f"equal to {other} within {100 * margin:g} point{'s' * (margin != 0.01)}, and"
-                    " sends no less",
-                )
-            )
-            if dearer == leader:
-                return
-
-
-def _is_decided(race: Race) -> bool:
-    """Whether one method is left, and it is clear how it compares with training alone."""
-    contenders = [m for m in race.racing if m != SOLO]
-    if len(contenders) != 1:
-        return False
-    gain = race.difference(contenders[0], SOLO)
-    return gain is not None and (gain.low > 0 or gain.high < race.rule.margin)

@@ -14,12 +14,13 @@ import torch
 
 from comity.checksums import with_crc, without_crc
 from comity.data import Federation
+from comity.data.protocols import folds_of
 from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.measure.cross_validation import OutOfFold
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
 from comity.models import CustomModel
-from comity.names import display_name
+from comity.names import OWN_MODEL, display_name
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.extend import extend
@@ -27,10 +28,11 @@ from comity.runs.folder import RunFolder
 from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
 from comity.safe_files import path_inside, write_atomically
-from comity.studies.advise.evidence import Outcome
+from comity.studies.advise.evidence import FoldOutcome
 from comity.studies.advise.race import SOLO, Step
 from comity.studies.compare import experiment_of
 from comity.studies.cross_validation import fold_seeds
+from comity.studies.own_models import run_own_models
 from comity.studies.parallel import Cost, PlannedRun, run_all
 
 ANEW = "whole"
@@ -53,6 +55,8 @@ class Runner:
     warn: Callable[[str], None]
     model: CustomModel | None = None
     jobs: int = 1
+    plain: Sequence[str] = ()
+    """The plain models among which each party's own model is chosen."""
     seconds: float = 0.0
     """The seconds that all runs of the race took, also those of earlier calls."""
     computed_twice: list[str] = field(default_factory=list)
@@ -64,9 +68,13 @@ class Runner:
         """The metric that methods are compared by."""
         return METRICS[self.base.metric]
 
-    def __call__(self, steps: Sequence[Step]) -> list[Outcome]:
+    def __call__(self, steps: Sequence[Step]) -> list[FoldOutcome]:
         """Compute steps and return their outcomes."""
         missing = [step for step in steps if not self._file(step).is_file()]
+        for step in missing:
+            if step.method == OWN_MODEL:
+                self._run_own_models(step)
+        missing = [step for step in missing if step.method != OWN_MODEL]
         runs = [self._plan(step) for step in missing]
         with closing(
             run_all(runs, self.data, self.progress, None, self.model, self.jobs)
@@ -74,20 +82,30 @@ class Runner:
             for step, run, summary in zip(missing, runs, summaries, strict=True):
                 for text in warning_texts(summary, "during"):
                     self.warn(f"{step.name}: {text}")
-                outcome = read_outcome(run.folder, self.metric, summary)
-                content = {
-                    "values": outcome.values,
-                    "loss": outcome.loss,
-                    "seconds": outcome.seconds,
-                }
-                self._file(step).parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._file(step), json.dumps(with_crc(content)) + "\n")
+                self._keep(step, run.folder, summary)
         outcomes = [self._read(step) for step in steps]
         for step, outcome in zip(steps, outcomes, strict=True):
             key = (step.method, step.fold)
             self.seconds += outcome.seconds - self._seconds_of.get(key, 0.0)
             self._seconds_of[key] = outcome.seconds
         return outcomes
+
+    def _run_own_models(self, step: Step) -> None:
+        """Train plain models at each party, and keep the outcome of each party's own model."""
+        experiment = self.experiment(Step(SOLO, step.fold, False))
+        job = prepare(experiment, self.data(experiment), self.model)
+        folders = {
+            name: path_inside(self.out, name, f"fold-{step.fold + 1}")
+            for name in (SOLO, *self.plain, OWN_MODEL)
+        }
+        summaries = run_own_models(job, self.plain, folders, self.model)
+        self._keep(step, folders[OWN_MODEL], summaries[OWN_MODEL])
+
+    def _keep(self, step: Step, folder: Path, summary: Mapping[str, Any]) -> None:
+        """Write the outcome of a finished run beside the runs."""
+        content = vars(read_outcome(folder, self.metric, summary))
+        self._file(step).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file(step), json.dumps(with_crc(content)) + "\n")
 
     def experiment(self, step: Step) -> Experiment:
         """Return the experiment of a step."""
@@ -100,8 +118,6 @@ class Runner:
 
     @property
     def _folds(self) -> int:
-        from comity.data.protocols import folds_of
-
         return folds_of(self.base.test)
 
     def _plan(self, step: Step) -> PlannedRun:
@@ -129,19 +145,19 @@ class Runner:
         name = f"{display_name(step.method)}-fold-{step.fold + 1}-{part}.json"
         return path_inside(self.out, "outcomes", name)
 
-    def _read(self, step: Step) -> Outcome:
+    def _read(self, step: Step) -> FoldOutcome:
         file = self._file(step)
         try:
             content = without_crc(json.loads(file.read_text(encoding="utf-8")))
             values = {party: tuple(v) for party, v in content["values"].items()}
-            return Outcome(values, content["loss"], content["seconds"])
+            return FoldOutcome(values, content["loss"], content["seconds"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
             raise CorruptedFile(
                 f"{file} is damaged: delete it, and give the command again."
             ) from why
 
 
-def read_outcome(folder: Path, metric: Metric, summary: Mapping[str, Any]) -> Outcome:
+def read_outcome(folder: Path, metric: Metric, summary: Mapping[str, Any]) -> FoldOutcome:
     """Read the outcome of a finished run."""
     values = {
         party: _values(answers, metric)
@@ -159,7 +175,7 @@ def read_outcome(folder: Path, metric: Metric, summary: Mapping[str, Any]) -> Ou
     loss = sum(last.values()) / len(last) if last else None
     if loss is not None and not math.isfinite(loss):
         loss = None
-    return Outcome(values, loss, summary["seconds"]["total"])
+    return FoldOutcome(values, loss, summary["seconds"]["total"])
 
 
 def _values(answers: Answers, metric: Metric) -> tuple[float, ...]:

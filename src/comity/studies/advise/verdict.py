@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from comity.names import display_name
+from comity.names import OWN_MODEL, display_name
 from comity.studies.advise.race import SOLO, Race
 from comity.studies.estimate import Estimate
 from comity.studies.power import Power
 from comity.text import join_names
+from comity.units import points
 
+BASELINES = {
+    SOLO: "training alone",
+    OWN_MODEL: "each party's own model (the better of training alone and plain models)",
+}
+"""What gains are over, in words."""
 Kind = Literal["use", "equal", "alone", "cannot tell"]
 
 
 @dataclass(frozen=True)
 class PartyGain:
-    """A party's gain by the recommended method over training alone."""
+    """A party's gain by the recommended method."""
 
     party: str
     gain: Estimate
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AdviceVerdict:
     """The verdict on a federation."""
 
     kind: Kind
@@ -32,7 +38,7 @@ class Verdict:
     """The method to use; `solo` to stay alone. Where it cannot be told, the most promising one."""
     sentence: str
     gain: Estimate | None
-    """The gain of the most promising method over training alone."""
+    """The gain of the most promising method over the baseline of the race."""
     equal: tuple[str, ...] = ()
     """Methods that are equal to it within the margin."""
     open_against: tuple[str, ...] = ()
@@ -55,12 +61,11 @@ class Verdict:
 
 
 def party_gains(race: Race, method: str) -> tuple[PartyGain, ...]:
-    """Return the parties' gains by a method over training alone."""
-    folds = race.folds_of(method)
-    if not folds or method == SOLO:
+    """Return the parties' gains by a method."""
+    if method == SOLO or not race.folds_of(method):
         return ()
     first = next(o for s, o in race.outcomes.items() if s.method == method and not s.half)
-    gains = ((name, race.difference(method, SOLO, party=name)) for name in first.values)
+    gains = ((name, race.gain(method, name)) for name in first.values)
     return tuple(PartyGain(name, gain) for name, gain in gains if gain is not None)
 
 
@@ -69,16 +74,16 @@ def hurt_by(race: Race, method: str) -> list[str]:
     return [p.party for p in party_gains(race, method) if p.gain.hurt]
 
 
-def give_verdict(race: Race, max_hurt: int | None = None) -> Verdict:
+def give_verdict(race: Race, max_hurt: int | None = None) -> AdviceVerdict:
     """Return the verdict of a race.
 
     Args:
         race: The finished race.
         max_hurt: How many parties a method may clearly hurt; None for any number.
     """
-    finished = [m for m in race.ranking if m != SOLO and race.folds_of(m)]
+    finished = race.ranking
     excluded: list[str] = []
-    if max_hurt is not None:
+    if max_hurt is not None:  # methods that were not tested may take the place of those that were
         every = sorted(
             (a.method for a in race.arms if a.method != SOLO and race.folds_of(a.method)),
             key=lambda m: (m not in finished, -race.score(m)),
@@ -92,90 +97,65 @@ def give_verdict(race: Race, max_hurt: int | None = None) -> Verdict:
             if excluded
             else "No method could finish its rounds."
         )
-        return Verdict("alone", SOLO, f"Stay alone. {why}", None)
+        return AdviceVerdict("alone", SOLO, f"Stay alone. {why}", None)
     best = finished[0]
-    gain = race.difference(best, SOLO)
+    gain = race.gain(best)
     assert gain is not None
-    parties = party_gains(race, best)
-    margin = race.rule.margin
-    common: dict[str, Any] = {
-        "gain": gain,
-        "parties": parties,
-        "hurt": tuple(p.party for p in parties if p.gain.hurt),
-        "may_be_hurt": tuple(p.party for p in parties if not p.gain.hurt and p.gain.low < -margin),
-    }
+    margin, over = race.rule.margin, BASELINES[race.baseline]
     if gain.high < margin:
-        return Verdict(
-            "alone",
-            SOLO,
-            f"Stay alone: even {display_name(best)}, the best of the methods, gains no more than"
-            f" {100 * gain.high:.1f} points ({gain}).",
-            **common,
+        sentence = (
+            f"Stay alone: even {display_name(best)}, the most promising method, gains no more than"
+            f" {points(max(0.0, gain.high))} over {over} ({gain})."
         )
-    against = {  # the best minus the other, also of those that left
+        return AdviceVerdict("alone", SOLO, sentence, **_about(race, best))
+    against = {  # the best minus the other; of those that left, on the fold that chose
         arm.method: difference
         for arm in race.arms
         if arm.method not in (SOLO, best, *excluded)
         and (difference := race.difference(best, arm.method)) is not None
     }
-    equal = _equal(race, best, against)
-    clearly = [d.method for d in race.departures if d.clearly]
-    worse = [m for m, d in against.items() if d.low > 0 or (m in clearly and m not in equal)]
-    open_against = [m for m in against if m not in equal and m not in worse]
+    equal = [m for m, d in against.items() if -margin < d.low and d.high < margin]
+    worse = [m for m, d in against.items() if d.low > 0 and m not in equal]
+    unknown = [m for m in against if m not in equal and m not in worse]
+    lists: dict[str, Any] = {"open_against": tuple(unknown), "worse": tuple(worse)}
     if gain.low <= 0:
-        return Verdict(
-            "cannot tell",
-            best if gain.gain > 0 else SOLO,
+        likely = gain.gain > 0
+        sentence = (
             f"It cannot be told whether collaborating helps: {display_name(best)}, the most"
-            f" promising method, gains {gain}. {_needed(gain, race.samples(best))} Until then,"
-            f" {f'use {display_name(best)}' if gain.gain > 0 else 'stay alone'}.",
-            equal=tuple(equal),
-            open_against=tuple(open_against),
-            worse=tuple(dict.fromkeys(worse)),
-            **common,
+            f" promising method, gains {gain} over {over}. {_needed(gain, race.samples(best))}"
+            f" {f'If you go on, try {display_name(best)}' if likely else 'Until then, stay alone'}."
         )
-    shown = f"it gains {gain} over training alone"
-    lists: dict[str, Any] = {
-        "open_against": tuple(open_against),
-        "worse": tuple(dict.fromkeys(worse)),
-    }
+        method = best if likely else SOLO
+        return AdviceVerdict(
+            "cannot tell", method, sentence, equal=tuple(equal), **lists, **_about(race, best)
+        )
     if equal:
         cheapest = min([best, *equal], key=lambda m: race.arm(m).price)
         others = [m for m in (best, *equal) if m != cheapest]
-        names = join_names([display_name(m) for m in (cheapest, *others)])
-        if cheapest != best:
-            parties = party_gains(race, cheapest)
-            common |= {
-                "gain": race.difference(cheapest, SOLO),
-                "parties": parties,
-                "hurt": tuple(p.party for p in parties if p.gain.hurt),
-                "may_be_hurt": tuple(
-                    p.party for p in parties if not p.gain.hurt and p.gain.low < -margin
-                ),
-            }
-        points = f"{100 * margin:g} point" + ("" if margin == 0.01 else "s")
-        return Verdict(
-            "equal",
-            cheapest,
-            f"Use {display_name(cheapest)}: {names} are equal within {points}, and"
-            f" {display_name(cheapest)} is the cheapest.",
-            equal=tuple(others),
-            **lists,
-            **common,
+        sentence = (
+            f"Use {display_name(cheapest)}: {display_name(cheapest)} and {names_of(others)} are"
+            f" equal within {points(margin)}, and {display_name(cheapest)} is the cheapest. It"
+            f" gains {race.gain(cheapest)} over {over}."
         )
-    unclear = ""
-    if open_against:
-        some = names_of(open_against)
-        unclear = f" Whether {some} would be better or worse cannot be told."
-    return Verdict("use", best, f"Use {display_name(best)}: {shown}.{unclear}", **lists, **common)
+        return AdviceVerdict(
+            "equal", cheapest, sentence, equal=tuple(others), **lists, **_about(race, cheapest)
+        )
+    sentence = f"Use {display_name(best)}: it gains {gain} over {over}."
+    if unknown:
+        sentence += f" Whether {names_of(unknown)} would be better or worse cannot be told."
+    return AdviceVerdict("use", best, sentence, **lists, **_about(race, best))
 
 
-def _equal(race: Race, best: str, against: Mapping[str, Estimate]) -> list[str]:
-    """Return the methods that are equal to the best within the margin."""
+def _about(race: Race, method: str) -> dict[str, Any]:
+    """Return the fields of a verdict that say what a method does to whom."""
+    parties = party_gains(race, method)
     margin = race.rule.margin
-    inside = [m for m, d in against.items() if -margin < d.low and d.high < margin]
-    left = [d.method for d in race.departures if f"equal to {best} within" in d.why]
-    return list(dict.fromkeys([*inside, *left]))
+    return {
+        "gain": race.gain(method),
+        "parties": parties,
+        "hurt": tuple(p.party for p in parties if p.gain.hurt),
+        "may_be_hurt": tuple(p.party for p in parties if not p.gain.hurt and p.gain.low < -margin),
+    }
 
 
 def _needed(gain: Estimate, samples: int) -> str:
