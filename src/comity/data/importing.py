@@ -217,10 +217,10 @@ def _read_all_tables(
     if group is not None and schema is None:
         left_out = {**common_schema.left_out, group: GROUPS}
         common_schema = replace(common_schema, left_out=left_out)
-    x, y, warnings, kept = encode_tables(
+    x, y, warnings, kept_rows = encode_tables(
         common_schema, tables, schema is not None, errors, checks, drop_copies, patients
     )
-    patients = {name: number_patients(of[kept[name]]) for name, of in patients.items()}
+    patients = {name: number_patients(of[kept_rows[name]]) for name, of in patients.items()}
     if checks and group is None:
         warnings += repeated_person_warnings(common_schema, tables)
     parties = {

@@ -368,7 +368,7 @@ class EncodedTables(NamedTuple):
     x: dict[str, NDArray[np.float32]]
     y: dict[str, NDArray[Any]]
     warnings: list[str]
-    kept: dict[str, NDArray[np.int64]]
+    kept_rows: dict[str, NDArray[np.int64]]
     """The positions of each party's rows in its table, without dropped copies."""
 
 
@@ -406,23 +406,23 @@ def encode_tables(
         with errors.collect():
             _check_has_values(schema, tables[name], values)
     errors.check()
-    kept = {name: np.arange(len(labels)) for name, labels in y.items()}
+    kept_rows = {name: np.arange(len(labels)) for name, labels in y.items()}
     counts = {}
     if drop_copies:
         of_patients = patients or {}
-        kept = {
+        kept_rows = {
             name: first_copies(schema, PartyRows(x[name], labels), of_patients.get(name))
             for name, labels in y.items()
         }
-        counts = {name: len(labels) - len(kept[name]) for name, labels in y.items()}
-        x = {name: values[kept[name]] for name, values in x.items()}
-        y = {name: labels[kept[name]] for name, labels in y.items()}
-        tables = {name: table.take(kept[name]) for name, table in tables.items()}
+        counts = {name: len(labels) - len(kept_rows[name]) for name, labels in y.items()}
+        x = {name: values[kept_rows[name]] for name, values in x.items()}
+        y = {name: labels[kept_rows[name]] for name, labels in y.items()}
+        tables = {name: table.take(kept_rows[name]) for name, table in tables.items()}
     warnings = [*_missing_value_warnings(schema, x), *_notation_warnings(schema, tables)]
     if dropped := [f"{name} {count}" for name, count in counts.items() if count]:
         warnings.append(f"copies of rows were left out ({', '.join(dropped)}).")
     if not checks:
-        return EncodedTables(x, y, warnings, kept)
+        return EncodedTables(x, y, warnings, kept_rows)
     parties = {name: PartyRows(x[name], y[name], table.rows) for name, table in tables.items()}
     in_files = None
     if any(column.convert for column in schema.columns):
@@ -431,7 +431,7 @@ def encode_tables(
             name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name], table.rows)
             for name, table in tables.items()
         }
-    return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)], kept)
+    return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)], kept_rows)
 
 
 def _check_has_values(schema: Schema, table: RawTable, x: NDArray[np.float32]) -> None:

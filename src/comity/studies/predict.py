@@ -266,7 +266,8 @@ def warn_of_units(
     """Return a warning for each column with numbers that would be usual in another unit."""
     if schema.scale == "none":
         return {}
-    at, found = 0, {}
+    at = 0
+    unit_warnings: dict[str, str] = {}
     for column in schema.columns:
         x = samples.x[:, at]
         middle, spread = (float(c[at if len(c) > 1 else 0]) for c in (mean, std))
@@ -288,28 +289,28 @@ def warn_of_units(
             if rows.size:
                 first = int(rows[0])
                 more = f" (and {rows.size - 1} more rows)" if rows.size > 1 else ""
-                found[column.name] = (
+                unit_warnings[column.name] = (
                     f"{column.name!r} is {in_file[first]:g} in row {samples.rows[first]}{more},"
                     f" unusual in {here} but usual in {unit}: if it is in {unit}, write the unit"
                     f" into the header, as in {column.name} [{unit}]."
                 )
                 break
-    return found
+    return unit_warnings
 
 
 def warn_of_outliers(
-    schema: Schema, samples: Samples, scaled: NDArray[Any], known: Mapping[str, str]
+    schema: Schema, samples: Samples, scaled: NDArray[Any], explained: Mapping[str, str]
 ) -> list[str]:
     """Return a warning for each column with a number far from all training values.
 
-    `known` has the columns that have another warning.
+    `explained` has the columns that have another warning.
     """
     if schema.scale == "none":
         return []
     at, outliers = 0, []
     for column in schema.columns:
         rows = np.flatnonzero(np.abs(scaled[:, at]) > FAR)
-        if column.kind == "number" and column.name not in known and rows.size:
+        if column.kind == "number" and column.name not in explained and rows.size:
             first = int(rows[0])
             outliers.append(
                 f"{column.name!r} is {samples.x[first, at]:g} in row {samples.rows[first]}, far"
