@@ -26,9 +26,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from comity.names import SOLO
 from comity.studies.advise.evidence import FoldOutcome
 from comity.studies.advise.prior import FederationTraits, GainsElsewhere, MethodPrior, PriorOfRace
-from comity.studies.advise.race import SOLO, Arm, Race, RaceRule, Step, run_race
+from comity.studies.advise.race import Arm, Race, RaceRule, Step, run_race
 from comity.studies.advise.verdict import AdviceVerdict, give_verdict
 from comity.studies.board import Description
 

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from comity.names import SOLO
 from comity.studies.advise.evidence import FoldOutcome
 from comity.studies.advise.prior import PriorOfRace
-from comity.studies.advise.race import SOLO, Arm, RaceRule, Step, run_race
+from comity.studies.advise.race import Arm, RaceRule, Step, run_race
 
 SHARED = 0.7
 """The share of a sample's noise that is the same for all methods."""

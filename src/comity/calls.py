@@ -36,10 +36,9 @@ from comity.runs.call_settings import (
     settings_in,
 )
 from comity.runs.config import Experiment
-from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.result import Result
-from comity.runs.run import check_same, engine_warnings, reopen, resume_in, start
+from comity.runs.run import can_continue, engine_warnings, reopen, resume_in, start
 from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
@@ -277,9 +276,7 @@ def run(
     temporary, folder = _run_folder(out)
     with show_progress(progress) as progress_for:
         display = progress_for(comparing.title(experiment, False))
-        if resume and RunFolder(folder).has_run:
-            RunFolder(folder).check_begun()
-            check_same(folder, job.experiment, record_messages)
+        if resume and can_continue(folder, job.experiment, record_messages):
             for text in engine_warnings(folder, experiment):
                 warnings.warn(escape_terminal(text), stacklevel=2)
             # trust: the caller itself names the code that the folder names
@@ -649,6 +646,12 @@ def _read_settings(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Custom
     custom_model = None if isinstance(settings.get("model", ""), str) else settings["model"]
     if custom_model is not None:
         settings["model"] = MODULES
+    if not isinstance(weights := settings.get("weights", ""), str | Path):
+        raise UsageError(
+            f"weights takes a file, as in weights='encoder.pt', not a {type(weights).__name__}:"
+            " write one with torch.save(module.state_dict(), 'encoder.pt'), or pass trained modules"
+            " as model=(encoder, head)."
+        )
     if not isinstance(settings.get("metric", ""), str):
         settings["metric"] = register_function(settings["metric"])
     return settings, custom_model

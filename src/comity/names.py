@@ -36,6 +36,15 @@ def display_model(model: str) -> str:
     return str(replace(spec, name=name, options=options))
 
 
+def display_data(data: str, partition: str) -> str:
+    """Return the settings `data` and `partition` for display: files and folders are named without
+    the folders that they are in.
+    """
+    steps = [parse(step) for step in split(partition, "|")]
+    shown = "|".join(str(replace(step, name=str(_without_folder(step.name)))) for step in steps)
+    return f"{_without_folder(data)}, {shown}"
+
+
 def _without_folder(value: Value) -> Value:
     is_path = isinstance(value, str) and Path(value).is_absolute()
     return Path(str(value)).name if is_path else value

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import comity
+from comity.algorithms.fedprox import FedProx
 from comity.calls import FROM_FEDERATION, Settings
 from comity.runs.config import Experiment
 from comity.runs.extend import extend
@@ -178,6 +179,32 @@ WRONG: list[tuple[Any, str]] = [
     (lambda fed: untyped.run("fedavg", np.zeros((3, 2))), "from_arrays("),
     (lambda fed: untyped.run("fedavg", 7), "no federation but a int"),
     (lambda fed: untyped.run(7, fed), "A method is a name"),
+    (lambda fed: untyped.run(FedProx(mu=0.5), fed), "is a FedProx: pass its file, as in"),
+    (lambda fed: untyped.run(FedProx(mu=0.5), fed), "'./fedprox.py(mu=0.5)'"),
+    (lambda fed: untyped.run(FedProx, fed), "'./fedprox.py'"),
+    (
+        lambda fed: untyped.run("fedavg", fed, weights={"layer.weight": torch.zeros(2)}),
+        "weights takes a file, as in weights='encoder.pt', not a dict: write one with"
+        " torch.save(module.state_dict(), 'encoder.pt'), or pass trained modules as"
+        " model=(encoder, head).",
+    ),
+    (
+        lambda fed: untyped.load("digits").partition("iid", partys=3),
+        "There is no argument of partition called 'partys'. Did you mean 'parties'?",
+    ),
+    (lambda fed: untyped.load("digits").partition(), "partition needs spec: write partition("),
+    (
+        lambda fed: untyped.Dataset("a", np.zeros((3, 2)), np.zeros(3)),
+        "Dataset needs classes: write Dataset(..., classes=...).",
+    ),
+    (
+        lambda fed: untyped.run(
+            "fedavg",
+            fed,
+            model=(nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), nn.Linear(31, 10)),
+        ),
+        "the head takes 31 values, but the encoder gives 32: make them equal.",
+    ),
     (
         lambda fed: untyped.run(fed, "fedavg"),
         "A method is a name or a user's file, and comes first",

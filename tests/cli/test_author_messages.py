@@ -44,6 +44,32 @@ def test_loss_that_returns_nothing(tmp_path: Path) -> None:
     assert "loss (nothing.py:15) must return a tensor of one number, but returned None." in message
 
 
+WITHOUT_THETA = """\
+async def train_locally(self, theta, m, party, key):
+        return await party.fit(plain, theta, key)
+"""
+OF_RESULT = """\
+async def train_locally(self, theta, m, party, key):
+        trained = await party.fit(plain, theta, key)
+        return {name: w / 2 for name, w in trained.items()}
+"""
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked", "process"])
+def test_result_of_a_training_in_place_of_its_weights(engine: str, tmp_path: Path) -> None:
+    message = failure(tmp_path, f"untaken_{engine}", WITHOUT_THETA, "--engine", engine)
+    assert (
+        f"train_locally (untaken_{engine}.py:12) must return weights: write (await"
+        " party.fit(...)).theta." in message
+    )
+
+
+def test_attribute_of_weights_asked_of_the_result_of_a_training(tmp_path: Path) -> None:
+    message = failure(tmp_path, "of_result", OF_RESULT)
+    assert "train_locally (of_result.py:14)" in message
+    assert "has no 'items': for its weights, write (await party.fit(...)).theta" in message
+
+
 @pytest.mark.parametrize("engine", ["loop", "stacked", "process"])
 def test_state_on_self(engine: str, tmp_path: Path) -> None:
     message = failure(tmp_path, f"on_self_{engine}", ON_SELF, "--engine", engine)

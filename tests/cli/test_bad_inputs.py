@@ -1214,3 +1214,8 @@ def test_closed_pipe_prints_no_traceback(tmp_path: Path) -> None:
     )
     assert "Traceback" not in result.stderr
     assert "Exception ignored" not in result.stderr
+
+
+def test_a_run_writes_no_page() -> None:
+    message = one_sentence(comity("run", "fedavg", "--no-report"), 2)
+    assert "A run writes no page: for one, use 'comity report DIR' afterwards." in message

@@ -308,5 +308,10 @@ def test_impossible_partition_of_a_later_seed_is_refused_before_the_first_run(
         "linear",
     )
     result = comity("compare", "fedavg", *settings, "--seeds", "0,1,2", "--out", tmp_path / "out")
-    assert "has 23 samples to learn from, not 25" in one_sentence(result, 2)
+    message = one_sentence(result, 2)
+    assert (
+        "With seed 2, party 'p7' has 23 samples to learn from, not 25: use a smaller keep, or"
+        in message
+    )
+    assert "as in dirichlet(alpha=1,min=34)." in message
     assert not (tmp_path / "out").exists()

@@ -385,7 +385,7 @@ def test_runs_of_another_metric_are_refused(
         "--out",
         comparison_run[0],
     )
-    assert "holds a run with other settings" in one_sentence(result, 2)
+    assert "holds a comparison with metric=balanced_accuracy (not auc)" in one_sentence(result, 2)
 
 
 # --- the screen and the page

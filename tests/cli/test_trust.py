@@ -98,6 +98,7 @@ SETTINGS: list[Setting] = [
     ("algorithm = ", 'algorithm = "fedavg+{evil}"'),
     ("data = ", 'data = "{evil}"'),
     ("model = ", 'model = "{evil}"'),
+    ("model = ", 'model = "{evil}(width=1)"'),
     ("partition = ", 'partition = "{evil}"'),
     ("partition = ", 'partition = "{evil}(share=0.5)|shift"'),
     ("metric = ", 'metric = "{evil}"'),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -88,6 +89,44 @@ def test_two_seeds_have_no_interval() -> None:
     few = Trials([trial(1, 0.5, 0.7), trial(2, 0.489, 0.69)], "accuracy", (0, 1))
     assert "2 seeds cannot tell" in few.verdict
     assert "interval" not in few.verdict
+
+
+def test_equal_differences_under_all_seeds_are_no_proof() -> None:
+    """Of 24 validation samples, two more are right under each seed."""
+    variance = 0.25 / 24
+    trials = [
+        replace(trial(mu, *validations), sampling=(variance,) * 3)
+        for mu, validations in ((1, (0.5, 0.625, 0.5)), (2, (0.4167, 0.5417, 0.4167)))
+    ]
+    text = Trials(trials, "accuracy", (0, 1, 2)).verdict
+    half = 1.96 * math.sqrt(2 * variance)
+    assert "8.3 points behind on them (95% interval over 3 seeds and the validation" in text
+    assert f"{8.33 - 100 * half:+.1f} to {8.33 + 100 * half:+.1f}" in text
+    assert "within chance" in text
+    other_samples = Trials(trials, "accuracy", (0, 1, 2), same_samples=False).verdict
+    assert f"{8.33 - 100 * half / math.sqrt(3):+.1f} to" in other_samples
+
+
+def test_the_verdict_by_another_metric_names_what_its_interval_lacks() -> None:
+    trials = [trial(1, 0.5, 0.7, 0.9), trial(2, 0.489, 0.69, 0.891)]
+    assert "does not contain the sampling error of the validation samples" in (
+        Trials(trials, "auc", (0, 1, 2)).verdict
+    )
+
+
+def test_sampling_variance_is_that_of_the_validation_samples(tuning: tuple[Path, str]) -> None:
+    folder = tuning[0]
+    for entry in json.loads((folder / "tune.json").read_text())["trials"]:
+        run = folder / entry["name"] / "seed-0"
+        shares = json.loads((run / "split.json").read_text())["parties"]
+        accuracies = figures(run, "validation", entry["rounds"][0])
+        assert len(accuracies) == len(shares) == 3
+        by_hand = 0.0
+        for accuracy, share in zip(accuracies, shares.values(), strict=True):
+            count = len(share["validation"])
+            smoothed = (accuracy * count + 1) / (count + 2)
+            by_hand += smoothed * (1 - smoothed) / count / 9
+        assert entry["sampling"][0] == pytest.approx(by_hand)
 
 
 def test_interval_is_student_t() -> None:

@@ -168,9 +168,10 @@ def test_keep_twice_draws_twice() -> None:
 
 def test_error_for_keeping_too_many_names_the_party() -> None:
     with pytest.raises(
-        UsageError, match=r"^Party 'p0' has 45 samples to learn from, not 46; use a smaller keep\.$"
+        UsageError,
+        match=r"^With seed 3, party 'p0' has 45 samples to learn from, not 46: use a smaller keep\.$",
     ):
-        data().partition("iid|keep(samples=46)", 4)
+        data().partition("iid|keep(samples=46)", 4, seed=3)
     assert [len(p) for p in training_indices(data().partition("iid|keep(samples=45)", 4))] == [
         45
     ] * 4

@@ -64,13 +64,36 @@ def test_every_block_of_a_page_says_what_it_is() -> None:
         assert kinds <= {"sh", "python", "text"}, page.name
 
 
+def write_method(name: str, folder: Path) -> Path:
+    """Write a method of the tutorial to its file."""
+    sources = [source for kind, source in blocks("own-method") if kind == "python"]
+    (source,) = [source for source in sources if source.startswith(f"# {name}.py\n")]
+    path = folder / f"{name}.py"
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def test_the_loss_of_the_anchored_method_is_that_of_fedprox(tmp_path: Path) -> None:
+    import comity
+
+    path = write_method("anchored", tmp_path)
+    fed = comity.load("digits").partition("iid", parties=3, seed=0)
+    anchored, fedprox = (
+        comity.run(method, fed, rounds=2, model="linear", progress=False)
+        for method in (f"{path}(mu=5)", "fedprox(mu=5)")
+    )
+    for party in fed.names:
+        own, its = (
+            run.model(party).predict(fed.parties[party].test) for run in (anchored, fedprox)
+        )
+        assert (own == its).all()
+
+
 def test_the_damped_method_is_damped(tmp_path: Path) -> None:
     """With the share 1 the method of the tutorial is FedAvg, and with 0 nothing is learned."""
     import comity
 
-    ((_, source),) = [block for block in blocks("own-method") if block[0] == "python"]
-    path = tmp_path / "damped.py"
-    path.write_text(source, encoding="utf-8")
+    path = write_method("damped", tmp_path)
     fed = comity.load("digits").partition("iid", parties=3, seed=0)
     whole, none, fedavg = (
         comity.run(method, fed, rounds=2, model="linear", progress=False)

@@ -294,9 +294,22 @@ def test_many_parties_are_counted() -> None:
     gains = {"fedavg": [[clear(f"p{k}", 0.1 if k % 3 else 0.0) for k in range(MOST + 1)]]}
     lines = format_verdicts(list(verdicts_of(gains).values()))
     assert lines[0].startswith("13 parties: 8 gain by collaborating, 5 no clear difference.")
-    assert len(lines) == 6
-    assert lines[2] == "p1: +10.0 points (between 8.0 and 12.0) by fedavg"
+    assert len(lines) == 9, "all that gain"
+    assert lines[1] == "p1: +10.0 points (between 8.0 and 12.0) by fedavg"
     assert len(format_verdicts(list(verdicts_of(gains).values())[:MOST])) == MOST
+
+
+def test_of_many_parties_those_that_gain_or_are_hurt_are_printed_first() -> None:
+    differences = {7: 0.2, 13: -0.1}
+    gains = {"fedavg": [[clear(f"p{k}", differences.get(k, 0.0)) for k in range(20)]]}
+    lines = format_verdicts(list(verdicts_of(gains).values()))
+    assert [line.split(":")[0] for line in lines[1:]] == ["p7", "p13", "p0", "p1", "p2"]
+    assert "5 here, those with a clear difference first" in lines[0]
+
+
+def test_of_many_parties_that_gain_only_some_are_printed() -> None:
+    gains = {"fedavg": [[clear(f"p{k}", 0.1) for k in range(40)]]}
+    assert len(format_verdicts(list(verdicts_of(gains).values()))) == 1 + MOST
 
 
 def test_how_to_read_says_which_seeds_and_methods() -> None:

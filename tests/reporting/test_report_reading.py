@@ -10,6 +10,7 @@ import re
 import statistics
 import struct
 import zlib
+from dataclasses import replace
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
@@ -21,8 +22,9 @@ from report_page import ReportPage, read_json, run_comparison, run_regression_co
 from comity.data import load
 from comity.reporting import report
 from comity.reporting.charts import DISTINGUISHABLE, method_colours
-from comity.reporting.gather import Method, RunGroup
+from comity.reporting.gather import Method, RunGroup, gather
 from comity.reporting.readable import Run
+from comity.reporting.sections.answer import rank_methods, sentences
 
 KINDS = ("none", "invert", "rotate", "noise", "contrast", "blur")
 
@@ -63,6 +65,21 @@ def sensors(tmp_path_factory: pytest.TempPathFactory) -> ReportPage:
             partition="dirichlet(alpha=0.3)|keep(samples=60)",
         )
         return ReportPage(report(folder, methods=["adcol", "fedavg"]))
+
+
+def test_a_more_accurate_model_is_called_by_its_name(heart: ReportPage) -> None:
+    """A plain model of one party is not SOLO, whose accuracy is another one."""
+    (group,) = gather(heart.path.parent)
+    rows = {row.algorithm: row for row in rank_methods(group)[0]}
+    best = replace(rows["fedavg"], accuracy=[0.7])
+    plain, solo = (
+        replace(rows[name], accuracy=[value])
+        for name, value in (("plain-linear", 0.9), ("solo", 0.8))
+    )
+    by_plain = " ".join(sentences(group, [best, plain, solo]))
+    assert "its accuracy is 70.0%, less than 90.0% by plain-linear." in by_plain
+    by_solo = " ".join(sentences(group, [best, solo, plain]))
+    assert "its accuracy is 70.0%, less than 80.0% by training alone." in by_solo
 
 
 # Names.

@@ -15,7 +15,7 @@ from report_page import run_comparison
 
 from comity.charts.chart import Chart
 from comity.errors import UsageError
-from comity.reporting import build_sections, report
+from comity.reporting import build_sections, report, static
 from comity.reporting.blocks import Table
 from comity.reporting.gather import RunGroup, gather
 from comity.reporting.static import figure, ranking
@@ -139,6 +139,74 @@ def test_latex(folder: Path) -> None:
 
 
 SPECIAL_CHARACTERS = r"a_b&c%d$e#f{g}~h^i\j|k*l`m<n>"
+
+
+TIED = Table(
+    "ranking",
+    "t",
+    ["method", "accuracy", "over SOLO", "worst"],
+    [
+        ["solo", "82.1%", "", "70.0%"],
+        ["a", "83.1%", "-17.2 (±79.4)", "71.0%"],
+        ["b-1", "83.1%", "+2.5 (±3.0)", "71.0%"],
+        ["c", "80.0%", "+2.5 (±1.0)", "60.0%"],
+    ],
+    best=1,
+)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_all_equal_best_figures_are_bold(numbers: bool) -> None:
+    text = static._latex(TIED, numbers=numbers)
+    bold = [[("bf" in cell) for cell in line.split(" & ")] for line in text.splitlines()]
+    rows = [line for line in bold if len(line) == 4][1:]
+    assert rows == [
+        [False, False, False, False],
+        [False, True, False, True],
+        [False, True, True, True],
+        [False, False, True, False],
+    ]
+
+
+def test_negative_numbers_have_a_minus_sign() -> None:
+    text = static._latex(TIED)
+    assert "$-17.2$ ($\\pm$79.4)" in text
+    assert "b-1 &" in text
+    wins = Table("wins", "t", ["method", "a", "b"], [["a", "", "3-2-1"], ["b", "1-2-3", ""]])
+    assert "3-2-1" in static._latex(wins)
+
+
+def test_siunitx_keeps_the_plus() -> None:
+    assert "retain-explicit-plus" in static.PREAMBLE
+
+
+def test_the_note_below_a_table_has_labels_too(tmp_path: Path) -> None:
+    run_comparison(tmp_path, ["fedprox(mu=5)"], lr=0.2, rounds=3)
+    text = ranking(tmp_path, "siunitx", labels={"fedprox": "Ours", "solo": "Alone"})
+    assert "Ours" in text
+    assert "fedprox" not in text
+    names = ["fedavg", "fedavg+dbe", "mine(lr=0.05)"]
+    labels = {"fedavg": "FedAvg", "mine": "Mine"}
+    note = "fedavg, fedavg+dbe, mine(lr=0.05) and mine(lr=0.5)"
+    assert static._with_labels(note, names, labels) == "FedAvg, fedavg+dbe, Mine and mine(lr=0.5)"
+
+
+def test_titles_do_not_name_folders(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    data = tmp_path / "files" / "my_set.py"
+    data.write_text(
+        "from comity.data import load as known\ndef load(): return known('digits')\n",
+        encoding="utf-8",
+    )
+    partition = tmp_path / "files" / "halves.py"
+    partition.write_text(
+        "def partition(y, parties, rng, step: int = 40):\n"
+        "    return [range(step * i, step * i + step) for i in range(parties)]\n",
+        encoding="utf-8",
+    )
+    run_comparison(tmp_path / "c", ["fedavg"], data=str(data), partition=f"{partition}(step=30)")
+    title = ranking(tmp_path / "c", "latex").splitlines()[0]
+    assert title.startswith("% my_set.py, halves.py(step=30), 3 parties")
 
 
 def test_special_characters_are_escaped(folder: Path) -> None:

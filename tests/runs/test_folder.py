@@ -55,8 +55,29 @@ def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
     assert not folder.is_finished
     assert folder.read_experiment().seed == 1
     assert folder.read_environment() == {"code": "a commit"}
+    folder.check_free()  # no round is finished, so that another run may replace it
+
+
+def test_only_a_run_without_a_finished_round_is_replaced(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.begin("seed = 1\n", {"code": "a commit"}, split="{}")
+    folder.tables().create()
+    assert folder.has_no_round
+    (tmp_path / "mine.txt").touch()
+    assert not folder.has_no_round, "the folder has something else"
+    (tmp_path / "mine.txt").unlink()
+    timing = (tmp_path / "timing.csv").read_text(encoding="utf-8")
+    (tmp_path / "timing.csv").write_text(f"{timing}0,0.1,0.1,0.1,5\n", encoding="utf-8")
+    assert folder.has_no_round, "round 0 is the start"
+    (tmp_path / "timing.csv").write_text(f"{timing}1,0.1,0.1,0.1,5\n", encoding="utf-8")
+    assert not folder.has_no_round
     with pytest.raises(UsageError, match="already holds a run"):
         folder.check_free()
+    folder.clear()
+    assert (tmp_path / "timing.csv").exists()
+    (tmp_path / "timing.csv").write_text(timing, encoding="utf-8")
+    folder.clear()
+    assert not [path for path in tmp_path.iterdir() if path.name != ".lock"]
 
 
 @pytest.mark.parametrize("name", NEVER_OVERWRITTEN)

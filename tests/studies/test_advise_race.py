@@ -14,6 +14,7 @@ import pytest
 import comity
 from comity.data import Federation
 from comity.errors import CorruptedFile, UsageError
+from comity.names import SOLO
 from comity.runs.config import experiment
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
@@ -27,7 +28,7 @@ from comity.studies.advise.prior import (
     MethodPrior,
     PriorOfRace,
 )
-from comity.studies.advise.race import CHOICE, SOLO, Arm, Race, RaceRule, Step, run_race
+from comity.studies.advise.race import CHOICE, Arm, Race, RaceRule, Step, run_race
 from comity.studies.advise.verdict import AdviceVerdict, give_verdict
 
 QUIET = TrainingNoise(spread=0.002, party_spread=0.004, freedom=50)

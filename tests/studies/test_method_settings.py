@@ -171,7 +171,7 @@ def test_tuned_method_is_compared_on_other_seeds(tmp_path: Path) -> None:
     )  # fmt: skip
     out = tmp_path / "out"
     result = succeed("compare", "fedavg", *SMALL, "--tuned", tmp_path / "tuned", "--out", out)
-    assert "Compared on seed 1, 3, which no tuning used." in result.out
+    assert "Compared on seeds 1, 3, which no tuning used." in result.out
     runs = sorted(run.name for run in (out / "fedprox(mu=0.1,lr=0.2)").iterdir())
     assert runs == ["seed-1", "seed-3"]
     settings = config(out / "fedprox(mu=0.1,lr=0.2)" / "seed-1")

@@ -21,6 +21,7 @@ from comity.errors import UsageError
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS
 from comity.names import OWN_MODELS
+from comity.reporting.static import ranking
 from comity.runs.folder import RunFolder
 from comity.studies import own_models
 from comity.studies.finished import Comparison
@@ -161,6 +162,21 @@ def test_the_page_has_the_gain_over_the_own_model(comparison: Comparison, tmp_pa
     assert "plain-boosting" in page
     assert "over SOLO" not in page
     assert "Negative transfer with plain" not in page
+
+
+def test_no_file_of_a_table_comparison_is_reported_as_damaged(
+    comparison: Comparison, tmp_path: Path
+) -> None:
+    """Plain models and own models send nothing, so their ledgers have no rows."""
+    page = comparison.report(tmp_path / "report.html").read_text()
+    assert "is damaged" not in page
+
+
+def test_wins_are_of_the_named_methods_and_solo(comparison: Comparison, folder: Path) -> None:
+    table = ranking(folder, "markdown", wins=True)
+    heads = [line for line in table.splitlines() if line.startswith("| method")]
+    assert heads == ["| method | solo | fedavg |"]
+    assert "Bonferroni-corrected for 1 pair of methods" in table
 
 
 def test_an_own_model_cannot_be_reopened_for_its_weights(comparison: Comparison) -> None:

@@ -226,12 +226,12 @@ def test_earlier_results_have_no_such_phrase() -> None:
     assert Power.of(Estimate(0.03, -0.01, 0.07), 100) is None
 
 
-def verdict_on(gain: Estimate, parties: dict[str, Estimate]) -> str:
+def verdict_on(gain: Estimate, parties: dict[str, Estimate], seeds: int = 1) -> str:
     """What the overall verdict says would settle it, for parties with 50 samples each."""
     counts = {name: [SampleCounts((40, 40), (25, 25))] for name in parties}
     answers = party_verdicts({"fedavg": parties}, counts, METRICS["accuracy"])
     verdict = overall_verdict(
-        [replace(row("fedavg", gain), gains=parties)], answers, 1, samples=50 * len(parties)
+        [replace(row("fedavg", gain), gains=parties)], answers, seeds, samples=50 * len(parties)
     )
     assert verdict is not None
     return verdict.settle
@@ -252,6 +252,17 @@ def test_what_would_settle_it_in_words() -> None:
         "The average difference is so small that no realistic number of samples or runs would show"
         " it. Single parties: no realistic number of samples would show a gain as small as theirs."
     )
+
+
+@pytest.mark.parametrize(("seeds", "word"), [(2, "Two"), (4, "Four"), (5, "")])
+def test_few_seeds_do_not_say_that_nothing_would_settle_it(seeds: int, word: str) -> None:
+    """Over two seeds, +4.3 points (± 79.4): the interval is wide because seeds are few."""
+    wide = Estimate(0.043, -0.751, 0.837, Variances(0.0001, 0.008, runs=seeds))
+    for gain, parties in ((wide, {"north": wide}), (Estimate(0.2, 0.1, 0.3), {"north": wide})):
+        text = verdict_on(gain, parties, seeds)
+        few = f"{word} seeds are too few to say what would settle it; use five or more."
+        assert (few in text) == bool(word)
+        assert ("no realistic number" in text) != bool(word)
 
 
 def test_twenty_parties_are_summed_up_in_one_sentence() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from harness import OWN, succeed
 from method_rows import row
 
 from comity.measure.gain import Gain
 from comity.metrics.metrics import METRICS
-from comity.studies.estimate import Estimate, Variances, Verdict
+from comity.reporting import report
+from comity.studies.estimate import CUT, Estimate, Variances, Verdict
 from comity.studies.method_summary import method_summary
 from comity.studies.overall_verdict import QUESTIONS, overall_verdict
 from comity.studies.party_verdicts import PartyVerdict, SampleCounts, party_verdicts
@@ -19,6 +23,11 @@ def answer(party: str, verdict: Verdict) -> PartyVerdict:
     return PartyVerdict(party, verdict, "", None, {})
 
 
+HALFWAY = """\
+async def train_locally(self, theta, m, party, key):
+        trained = (await party.fit(plain, theta, key)).theta
+        return {name: (w + trained[name]) / 2 for name, w in theta.items()}
+"""
 CLEAR, WORSE, OPEN = (
     Estimate(0.05, 0.02, 0.08),
     Estimate(-0.05, -0.08, -0.02),
@@ -100,6 +109,19 @@ def test_parties_of_several_seeds_are_counted_per_seed() -> None:
     )
 
 
+def test_an_interval_that_is_cut_off_is_explained(tmp_path: Path) -> None:
+    """Two seeds with other parties give an interval that is wider than the metric's range."""
+    (tmp_path / "damped.py").write_text(OWN.format(HALFWAY), encoding="utf-8")
+    folder = tmp_path / "runs"
+    settings = ("--parties", "6", "--rounds", "5", "--seeds", "0,1", "--no-report")
+    out = succeed("compare", "fedavg", tmp_path / "damped.py", *settings, "--out", folder).out
+    gain = json.loads((folder / "comparison.json").read_text())["rows"][2]["gain"]
+    assert -1.0 in (gain["low"], -gain["high"])
+    assert CUT in " ".join(out.split())
+    assert CUT in report(folder, quick=True).read_text(encoding="utf-8")
+    assert not Estimate(0.0, -0.9, 0.99).is_cut
+
+
 def test_no_verdict_without_solo() -> None:
     assert overall_verdict([row("fedavg", None)], [], 1) is None
 
@@ -108,7 +130,7 @@ def test_headline_says_if_it_rests_on_one_small_party() -> None:
     """The mean of five hospitals mostly came from the one with 30 patients."""
     without = Estimate(0.025, -0.01, 0.06)
     parties = {"north": CLEAR, "village": Estimate(0.33, -0.2, 0.8)}
-    best = replace(row("fedavg", CLEAR, **parties), gain_without={"village": without})
+    best = replace(row("fedavg", CLEAR), gains=parties, gain_without={"village": without})
     answers = [answer("north", "gains"), replace(answer("village", "level"), samples=30)]
     verdict = overall_verdict([best], answers, 2)
     assert verdict is not None

@@ -44,7 +44,7 @@ from comity.cli.site_runs import (
 )
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.names import OWN_MODELS, SOLO, display_name
+from comity.names import OWN_MODELS, SOLO, display_data, display_name
 from comity.runs.config import Experiment, experiment
 from comity.text import shell_line
 
@@ -465,7 +465,8 @@ def _with_tuned(
     if methods and seeds is None and "seed" not in settings:
         seed_list = other_seeds(methods)
         numbers = ", ".join(map(str, seed_list))
-        screen.out.print(f"Compared on seed {numbers}, which no tuning used.", soft_wrap=True)
+        word = "seed" if len(seed_list) == 1 else "seeds"
+        screen.out.print(f"Compared on {word} {numbers}, which no tuning used.", soft_wrap=True)
     else:
         seed_list = chosen_seeds(seeds, base.seed)
     unequal = [text for method in methods for text in method.differences(base)]
@@ -539,6 +540,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     `resolved` has the settings of one of the runs, without `auto`.
     """
     from comity.cli import screen
+    from comity.studies.estimate import CUT
     from comity.studies.method_summary import (
         EPSILON,
         SERVER_STEPS,
@@ -549,7 +551,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     rows = findings.rows
     metric = METRICS[resolved.metric]
     length = "equal steps" if findings.equal_steps else f"{resolved.rounds} rounds"
-    title = f"{resolved.data}, {resolved.partition}, {length}"
+    title = f"{display_data(resolved.data, resolved.partition)}, {length}"
     if findings.runs_phrase:
         title += f", {findings.runs_phrase}"
     optional = optional_columns(rows)
@@ -563,6 +565,7 @@ def show_comparison(findings: Findings, resolved: Experiment) -> None:
     by_metric = "" if metric is ACCURACY else f" by {metric.title}"
     legend = [
         *_explain_gains(findings.baseline, correction),
+        *([CUT] if any(row.gain and row.gain.is_cut for row in rows) else []),
         f"worst: the worst party{by_metric}.",
         "steps: gradient evaluations of a party in the run, mean over parties.",
         "sent: all bytes sent in a run, without evaluation.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
 import click
@@ -185,13 +185,8 @@ def _no_such_option(why: click.NoSuchOption) -> str:
     command = (why.ctx.info_name if why.ctx else "") or ""
     valid_names = {str(param.name) for param in why.ctx.command.params} if why.ctx else set()
     error = f"There is no option {why.option_name}."
-    if hints.normalise(why.option_name) == "seeds" and "seed" in valid_names:
-        return (
-            f"{error} 'comity {command}' takes one --seed; for several: comity compare METHOD"
-            " --seeds 0,1,2"
-        )
-    if hints.normalise(why.option_name) in ("config", "file", "c") and "algo" in valid_names:
-        return f"{error} Give the file instead of the method: comity {command} FILE.toml"
+    if advice := _advice_on_option(hints.normalise(why.option_name), command, valid_names):
+        return f"{error} {advice}"
     if suggestion := hints.suggest_option(why.option_name, valid_names):
         return f"{error} Write {suggestion}"
     name = why.option_name.lstrip("-").replace("-", "_")
@@ -202,6 +197,19 @@ def _no_such_option(why: click.NoSuchOption) -> str:
     if similar:
         return f"{error} Did you mean {' or '.join(similar)}?"
     return f"{error} 'comity {command} --help' lists all options."
+
+
+def _advice_on_option(name: str, command: str, valid_names: Collection[str]) -> str:
+    """Return what to type in place of an option that other commands or programs have."""
+    if name == "seeds" and "seed" in valid_names:
+        return (
+            f"'comity {command}' takes one --seed; for several: comity compare METHOD --seeds 0,1,2"
+        )
+    if name in ("config", "file", "c") and "algo" in valid_names:
+        return f"Give the file instead of the method: comity {command} FILE.toml"
+    if name in ("report", "noreport") and command in ("run", "resume"):
+        return "A run writes no page: for one, use 'comity report DIR' afterwards."
+    return ""
 
 
 def _methods_with_option(name: str) -> list[str]:

@@ -5,12 +5,14 @@ wire.
 from __future__ import annotations
 
 from abc import abstractmethod
+from pathlib import Path
 from typing import Any, TypeVar
 
 from comity.core import (
     Accounting,
     Algorithm,
     C,
+    Fitted,
     Info,
     Key,
     LearningTask,
@@ -27,6 +29,7 @@ from comity.core import (
     on_party,
     with_task,
 )
+from comity.errors import ComityError
 
 
 class AveragesWeights(Algorithm[S, C, M]):
@@ -49,11 +52,24 @@ class AveragesWeights(Algorithm[S, C, M]):
 
     def shared_part(self, theta: Params, task: LearningTask) -> Params:
         """The weights that cross the wire."""
+        self._check_weights(theta)
         return drop(theta, self.private_names(task))
 
     def private_part(self, theta: Params, task: LearningTask) -> Params:
         """The weights that stay at the party."""
         return keep(theta, self.private_names(task))
+
+    def _check_weights(self, theta: object) -> None:
+        """Refuse the result of a training in place of its weights, and name the author's function
+        that probably returned it.
+        """
+        if not isinstance(theta, Fitted):
+            return
+        code = getattr(getattr(type(self), "train_locally", None), "__code__", None)
+        where = "A party function"
+        if code is not None:
+            where = f"{code.co_name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+        raise ComityError(f"{where} must return weights: write (await party.fit(...)).theta.")
 
     @on_party
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from comity.arguments import checks_arguments, refuses_wrong_arguments
 from comity.base.key import Key
 from comity.base.samples import (
     Ints,
@@ -34,7 +36,7 @@ from comity.data.patients import (
 )
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
-from comity.data.steps import STEPS, Steps
+from comity.data.steps import STEPS, Steps, TooFewSamples
 from comity.errors import UsageError
 from comity.html import view
 from comity.plugins import is_code
@@ -72,6 +74,23 @@ def _content(schema: Schema) -> dict[str, Any]:
     return content
 
 
+def _explain_too_few(why: TooFewSamples, partition: Spec, seed: int, samples: int) -> UsageError:
+    """Return the error for a party with too few samples to keep, with the seed and what to type.
+
+    `samples` is the number of the party's samples, of which some are for tests.
+    """
+    remedy = "use a smaller keep"
+    if partition.name == "dirichlet":
+        least = math.ceil(why.kept * samples / max(1, why.present))
+        enough = replace(partition, options=partition.options | {"min": least})
+        remedy += f", or give every party enough samples, as in {enough}"
+    return UsageError(
+        f"With seed {seed}, party {why.party!r} has {why.present} samples to learn from, not"
+        f" {why.kept}: {remedy}."
+    )
+
+
+@checks_arguments
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Pooled samples with labels, and how to preprocess and partition them.
@@ -340,6 +359,7 @@ class Dataset:
         """A hash of the samples, the labels and the preprocessing."""
         return self._fingerprint
 
+    @refuses_wrong_arguments
     def partition(
         self,
         spec: str | CustomPartition,
@@ -422,7 +442,10 @@ class Dataset:
                 source = None
             own = protocols.OwnPart(name, y, positions, common_test, source)
             train_positions, test_positions = rule.divide(own, key.fold("test", name).numpy())
-            train_positions = steps.keep(name, y, train_positions, key)
+            try:
+                train_positions = steps.keep(name, y, train_positions, key)
+            except TooFewSamples as why:
+                raise _explain_too_few(why, first, seed, len(positions)) from None
             labels = steps.labels(i, self.classes, key)
             shares[name] = units.samples(
                 share(

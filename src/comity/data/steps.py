@@ -16,6 +16,18 @@ from comity.errors import UsageError, unknown
 from comity.spec import Spec, call
 
 
+class TooFewSamples(UsageError):
+    """A party has fewer samples to learn from than it is to keep."""
+
+    def __init__(self, party: str, present: int, kept: int) -> None:
+        super().__init__(
+            f"Party {party!r} has {present} samples to learn from, not {kept}: use a smaller keep."
+        )
+        self.party = party
+        self.present = present
+        self.kept = kept
+
+
 @dataclass(frozen=True)
 class Keep:
     """Each party keeps a number or a fraction of its training samples, stratified by class."""
@@ -44,10 +56,7 @@ class Keep:
             else max(1, round((self.fraction or 1) * len(train)))
         )
         if count > len(train):
-            raise UsageError(
-                f"Party {party!r} has {len(train)} samples to learn from, not {count}; use a"
-                " smaller keep."
-            )
+            raise TooFewSamples(party, len(train), count)
         if count == len(train):
             return train
         return train[proportional(y[train], count, rng)]

@@ -244,7 +244,7 @@ def _score_amounts(logits: Tensor, y: Tensor, unit: float, metrics: Sequence[str
     if not len(y):
         return NOTHING
     amounts = (logits * unit).cpu(), (y * unit).cpu()
-    values = {name: METRICS[name].of(*amounts) for name in metrics}
+    values = {name: METRICS[name].of(*amounts) for name in metrics if name != ACCURACY.name}
     figures = {name: value for name, value in values.items() if value is not None}
     return Score(0, len(y), float(squared_error(logits, y)), figures)
 

@@ -20,7 +20,7 @@ from comity.models.pretrained import InitialWeights, Pretrained
 from comity.models.stack import Stack
 from comity.models.weight_files import load_weights
 from comity.models.zoo import ZOO
-from comity.plugins import call_from_file, is_code
+from comity.plugins import call_from_file, from_file, is_code
 from comity.spec import bind_options, call, format_value, parse
 from comity.training.task import Network
 
@@ -51,7 +51,8 @@ def build(
 
     Args:
         model: A name with options, such as `cnn4(width=64)`; a path to a Python file with a
-            function `build`; an (encoder, head) pair of modules; or a function that returns one.
+            function `build`, with its options; an (encoder, head) pair of modules; or a function
+            that returns one.
         shape: The shape of one sample.
         classes: The number of classes; 1 where the label is a number.
         weights: A file of initial weights, which are matched by name.
@@ -84,10 +85,13 @@ def _build(model: str | CustomModel, shape: tuple[int, ...], classes: int, redra
             "model=auto is for 'comity run' and 'comity compare' on tables in a simulation: name a"
             " network here, as in --model linear."
         )
-    if is_code(model):
-        builder = partial(call_from_file, model, "build", shape, classes)
-        return _call_builder(f"What build of {model} returns", builder, shape, classes, redraw)
     spec = parse(model)
+    if is_code(spec.name):
+        from_users_file = from_file(spec.name, "build")
+        has_options = bool(spec.args or spec.options)
+        options = bind_options(spec, from_users_file, fixed=2) if has_options else {}
+        builder = partial(call_from_file, spec.name, "build", shape, classes, **options)
+        return _call_builder(f"What build of {spec.name} returns", builder, shape, classes, redraw)
     if spec.name in ENCODERS:
         encoder = call(spec, ENCODERS[spec.name], shape, classes)
         pair = encoder.encoder, encoder.head
@@ -243,10 +247,29 @@ def _network_of_modules(what: str, pair: object, shape: tuple[int, ...], classes
     try:
         output = network.shape_after("head")
     except Exception as why:
-        raise UsageError(f"{what} does not fit samples of shape {shape}: {why}") from why
+        reason = _unequal_widths(network) or str(why)
+        raise UsageError(f"{what} does not fit samples of shape {shape}: {reason}") from why
     if output != (classes,):
         raise UsageError(_wrong_width(what, output, classes))
     return network
+
+
+def _unequal_widths(network: Modules) -> str:
+    """Return a sentence if the head's first layer takes another number of values than the encoder
+    gives, otherwise an empty text.
+    """
+    try:
+        given = network.shape_after("encoder")
+    except Exception:  # the encoder itself does not fit the samples
+        return ""
+    layers = (module for module in network.head.modules() if [*module.parameters(recurse=False)])
+    first = next(layers, None)
+    if not isinstance(first, nn.Linear) or len(given) != 1 or given[0] == first.in_features:
+        return ""
+    return (
+        f"the head takes {first.in_features} values, but the encoder gives {given[0]}: make them"
+        " equal."
+    )
 
 
 def _check_untied(what: str, encoder: nn.Module, head: nn.Module) -> None:

@@ -7,10 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from comity.names import display_name
+from comity.names import SOLO, display_name
+from comity.privacy.account import format_epsilon
 from comity.safe_files import write_atomically
 from comity.studies.advise.advise import Advice
-from comity.studies.advise.race import SOLO
 from comity.studies.advise.verdict import BASELINES
 from comity.text import join_names
 from comity.units import duration, points, size
@@ -57,7 +57,7 @@ def method_rows(advice: Advice) -> list[list[str]]:
                 gain.short if gain else "",
                 str(len(folds)) if folds else "1/2" if half else "0",
                 size(candidate.bytes) if candidate.bytes >= 0 else "not known",
-                _epsilon(candidate.epsilon),
+                format_epsilon(candidate.epsilon or 0.0),
                 why,
             ]
         )
@@ -65,12 +65,6 @@ def method_rows(advice: Advice) -> list[list[str]]:
         [display_name(o.method), "", "", "", "", f"cannot run: {o.why}"] for o in advice.left_out
     ]
     return rows
-
-
-def _epsilon(epsilon: float | None) -> str:
-    if epsilon is None:
-        return "0"
-    return "infinite" if epsilon == float("inf") else f"{epsilon:.3g}"
 
 
 def party_lines(advice: Advice, most: int) -> list[str]:

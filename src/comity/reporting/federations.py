@@ -57,7 +57,8 @@ def _count_bootstraps(group: RunGroup) -> int:
     if group.metric is ACCURACY:  # its interval has a closed form
         return 0
     parties = sum(len(run.amounts) for run in group.methods[0].runs)
-    return _count_pairs(len(group.methods)) * parties
+    methods = [method for method in group.methods if not method.of_scikit_learn]
+    return _count_pairs(len(methods)) * parties
 
 
 def win_matrix(groups: Sequence[RunGroup], labels: Labels) -> Table:
@@ -94,11 +95,12 @@ def win_matrix(groups: Sequence[RunGroup], labels: Labels) -> Table:
 
 def win_reading(table: Table) -> str:
     """Return how to read the matrix of wins."""
+    pairs = _count_pairs(len(table.rows))
     return (
         "A win is a federation in which the row's method is clearly better than the column's: the"
         " 95% interval of the difference, mean over parties and paired over their test samples,"
-        f" excludes zero. Intervals are Bonferroni-corrected for {_count_pairs(len(table.rows))}"
-        " pairs of methods. A tie is no clear difference. An empty cell: no federation has both."
+        f" excludes zero. Intervals are Bonferroni-corrected for {pairs} pair{'s' * (pairs > 1)} of"
+        " methods. A tie is no clear difference. An empty cell: no federation has both."
     )
 
 
@@ -166,8 +168,13 @@ def _caption(result: MeanRanks, groups: Sequence[RunGroup], omitted: set[str]) -
 
 
 def _methods_by_label(groups: Sequence[RunGroup], labels: Labels) -> list[dict[str, Method]]:
-    """Return the methods of each federation by their labels."""
-    return [{method_label(m.name, labels): m for m in group.methods} for group in groups]
+    """Return the methods of each federation by their labels: those that were named, and SOLO, but
+    not the models of scikit-learn that are added on tables.
+    """
+    return [
+        {method_label(m.name, labels): m for m in group.methods if not m.of_scikit_learn}
+        for group in groups
+    ]
 
 
 def _figures(

@@ -12,7 +12,7 @@ from typing import Any
 from comity.data.protocols import folds_of
 from comity.errors import UsageError
 from comity.metrics.metrics import ACCURACY, Metric
-from comity.names import OWN_MODEL, OWN_MODELS, SOLO, display_model, display_name
+from comity.names import OWN_MODEL, OWN_MODELS, SOLO, display_data, display_model, display_name
 from comity.reporting.readable import Run
 from comity.runs.config import WHERE, Experiment
 from comity.runs.folder import TRACES, RunFolder
@@ -177,7 +177,7 @@ class RunGroup:
         e = self.experiment
         if e is None:
             return self.name or "unknown data"
-        place = f"{e.data}, {e.partition}, {e.parties} parties"
+        place = f"{display_data(e.data, e.partition)}, {e.parties} parties"
         if self.site:
             place = f"at {self.site}, between sites"
         elif self.between_sites:

@@ -20,6 +20,7 @@ from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.gain import Gain
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import ACCURACY, Metric
+from comity.names import OWN_MODELS
 from comity.runs import config
 from comity.runs.build import SimulatedRun
 from comity.runs.config import Experiment
@@ -193,13 +194,20 @@ class Run:
 
         def read() -> list[T]:
             content = table.salvage(self.folder)
-            may_be_empty = table is METRICS and self.between_sites  # sites may withhold all figures
-            incomplete = content.open_end or not (content.rows or may_be_empty)
+            incomplete = content.open_end or not (content.rows or self._may_be_empty(table))
             if content.damaged or (self.has_ended and incomplete):
                 self._add_problem(f"{table.name} is damaged")
             return content.rows
 
         return self._read(self.folder / table.name, read, [])
+
+    def _may_be_empty(self, table: RunTable[T]) -> bool:
+        """Whether an intact table of a finished run may have no rows."""
+        if table is METRICS:
+            return self.between_sites  # sites may withhold all figures
+        # Models that each party trains alone send nothing.
+        is_own_model = self.experiment is not None and self.experiment.algorithm in OWN_MODELS
+        return table is LEDGER and is_own_model
 
     @property
     def figures(self) -> dict[str, Any]:

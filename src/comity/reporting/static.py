@@ -146,7 +146,8 @@ def _add_legends(spec: Any, methods: list[str]) -> None:
 
 TABLE_KINDS = ("markdown", "latex", "siunitx")
 PREAMBLE = (
-    "% \\usepackage{booktabs,siunitx} \\sisetup{separate-uncertainty,detect-weight,mode=text}"
+    "% \\usepackage{booktabs,siunitx}"
+    " \\sisetup{separate-uncertainty,detect-weight,mode=text,retain-explicit-plus}"
 )
 
 
@@ -194,7 +195,7 @@ def ranking(
             selection = _select(table, columns) if table.name != AGAINST else table
             text = _write(_relabel(selection, labels or {}), kind)
             if kind == "siunitx" and isinstance(after, Text):  # what the columns mean
-                text += f"\n% {after.text}"
+                text += f"\n% {_with_labels(after.text, group.names, labels or {})}"
             parts.append(text)
     return "\n\n".join(parts)
 
@@ -220,6 +221,15 @@ def _relabel(table: Table, labels: Labels) -> Table:
     first, separator, rest = table.title.partition(" against each")
     title = f"{method_label(first, labels)}{separator}{rest}" if separator else table.title
     return replace(table, rows=rows, title=title)
+
+
+def _with_labels(text: str, names: Sequence[str], labels: Labels) -> str:
+    """Return a text in which methods have their labels."""
+    renamed = {name: method_label(name, labels) for name in names}
+    for name in sorted((n for n in names if renamed[n] != n), key=len, reverse=True):
+        whole_name = rf"(?<![\w+-]){re.escape(name)}(?![\w+(-])"
+        text = renamed[name].join(re.split(whole_name, text))
+    return text
 
 
 def _markdown(table: Table) -> str:
@@ -254,7 +264,8 @@ def _latex(table: Table, numbers: bool = False) -> str:
         text = table.rows[row][k]
         is_best = (row, k) in bold
         if not is_number[k] or not text:
-            return f"\\textbf{{{_escape(text)}}}" if is_best and text else _escape(text)
+            shown = _with_minus(_escape(text)) if table.is_figure(k) else _escape(text)
+            return f"\\textbf{{{shown}}}" if is_best and text else shown
         match = NUMBER.fullmatch(text)
         assert match
         spread = f" \\pm {match[2]}" if match[2] else ""
@@ -295,17 +306,29 @@ BOLD = ("over SOLO", "over own model", "worst")
 
 
 def _best_cells(table: Table) -> set[tuple[int, int]]:
-    """Return the places (row, column) of the best figures: of the metric, and of `BOLD`."""
-    places = set() if table.best is None or len(table.heads) < 2 else {(table.best, 1)}
+    """Return the places (row, column) of the best figures, also of equal ones: of the metric, and
+    of `BOLD`.
+    """
+    places: set[tuple[int, int]] = set()
+    if table.best is not None and len(table.heads) > 1:
+        figures = _figures(table, 1)
+        best = figures.get(table.best)
+        places = {(table.best, 1)} | {(row, 1) for row in figures if figures[row] == best}
     for k in (k for k, head in enumerate(table.heads) if head in BOLD):
-        figures = {
-            row: float(match[1].replace(",", ""))
-            for row, cells in enumerate(table.rows)
-            if (match := NUMBER.fullmatch(cells[k]))
-        }
-        if figures:
-            places.add((max(figures, key=lambda row: figures[row]), k))
+        figures = _figures(table, k)
+        places |= {(row, k) for row in figures if figures[row] == max(figures.values())}
     return places
+
+
+def _figures(table: Table, k: int) -> dict[int, float]:
+    """Return the figures of a column as they are printed, by row."""
+    matches = {row: NUMBER.fullmatch(cells[k]) for row, cells in enumerate(table.rows)}
+    return {row: float(match[1].replace(",", "")) for row, match in matches.items() if match}
+
+
+def _with_minus(text: str) -> str:
+    """Return a cell in LaTeX whose negative numbers have a minus sign and not a hyphen."""
+    return re.sub(r"(?<![\w.,-])-(\d[\d.,]*)", r"$-\1$", text)
 
 
 def _escape(text: str) -> str:

@@ -5,16 +5,19 @@ options.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts, find, options
+from comity.core.algorithm import Algorithm
 from comity.data import Dataset, Federation
 from comity.errors import UsageError, unknown
 from comity.runs import config
 from comity.runs.config import Experiment
-from comity.spec import parse, split
+from comity.spec import Spec, parse, split
 
 Option = bool | int | float | str
 """The values that a method's own option can have."""
@@ -96,9 +99,10 @@ def check_federation(call: str, method: str | Sequence[str], value: object) -> N
     for name in [method] if not isinstance(method, list | tuple) else method:
         if not isinstance(name, str):
             hint = f"comity.{call}('fedavg+dbe', federation, ...)"
+            kind = name.__name__ if isinstance(name, type) else type(name).__name__
             raise UsageError(
                 f"A method is a name or a user's file, and comes first, as in {hint}; this is a"
-                f" {type(name).__name__}."
+                f" {kind}{_file_of_method(name)}."
             )
     if value is None or isinstance(value, Federation):
         return
@@ -124,3 +128,20 @@ def check_federation(call: str, method: str | Sequence[str], value: object) -> N
             " comity.load('digits').partition(...) makes one."
         )
     raise UsageError(hint)
+
+
+def _file_of_method(value: object) -> str:
+    """Return what to pass in place of a method's class or instance, as the end of a sentence; empty
+    for other values.
+    """
+    cls = value if isinstance(value, type) else type(value)
+    if not issubclass(cls, Algorithm):
+        return ""
+    changed = {}
+    if is_dataclass(value) and not isinstance(value, type):
+        given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        defaults = {field.name: field.default for field in fields(value)}
+        changed = {name: given[name] for name in given if given[name] != defaults[name]}
+    source = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    name = f"./{Path(source).name}" if source else f"./{cls.__name__.lower()}.py"
+    return f": pass its file, as in {str(Spec(name, options=changed))!r}"

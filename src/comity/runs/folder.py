@@ -16,6 +16,7 @@ import contextlib
 import csv
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from comity.runs.tables import (
     Timing,
     Writer,
 )
+from comity.runs.trust import MARK
 from comity.safe_files import (
     NO_LINK,
     check_no_links,
@@ -99,6 +101,17 @@ NEVER_OVERWRITTEN = (
     *OTHERS,
 )
 """Files and folders that a new run refuses to overwrite."""
+REPLACED = {
+    *REQUIRED,
+    SPLIT,
+    PLAN,
+    MARK,
+    *(table.name for table in TABLES),
+    CHECKPOINTS,
+    LOCK,
+    CHECKSUMS,
+}
+"""Files and folders of a run without a finished round, which a new run replaces."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +162,42 @@ class RunFolder:
             )
         check_no_links(self.path)
 
+    @property
+    def has_no_round(self) -> bool:
+        """Whether the folder holds a run of a simulation without a finished round, and nothing
+        else. A new run may replace it.
+        """
+        if not self.has_run or self.is_finished:
+            return False
+        try:
+            names = {entry.name for entry in self.path.iterdir()}
+            tables = {t.name: t.salvage(self.path) for t in TABLES if t.name in names}
+            manifest = self.checkpoints().load()
+        except (OSError, ComityError):
+            return False
+        is_damaged = any(table.damaged for table in tables.values())
+        has_releases = PRIVACY.name in tables and bool(tables[PRIVACY.name].rows)
+        if is_damaged or has_releases or not names <= REPLACED:
+            return False
+        timed = tables[TIMING.name].rows if TIMING.name in tables else []
+        completed = [row.round for row in timed] + ([manifest.round] if manifest else [])
+        return max(completed, default=0) < 1
+
+    def clear(self) -> None:
+        """Remove a run without a finished round. The folder must be locked."""
+        if not self.has_no_round:
+            return
+        check_no_links(self.path)
+        shutil.rmtree(self.path / CHECKPOINTS, ignore_errors=True)
+        for name in sorted(REPLACED - {CHECKPOINTS, LOCK}):
+            (self.path / name).unlink(missing_ok=True)
+
     def check_free(self) -> None:
-        """Refuse a folder that holds a run, or anything that a new run would overwrite."""
+        """Refuse a folder that holds a run with a finished round, or anything that a new run would
+        overwrite.
+        """
+        if self.has_no_round:
+            return
         if self.has_run:
             raise UsageError(
                 f"{self.path} already holds a run: continue it with"

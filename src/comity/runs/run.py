@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from comity.runs.result import Result
 from comity.runs.server_run import Progress
 from comity.runs.tracking import NoTracker, RunTracker
 from comity.runs.trust import changes, check, code_of, mark
-from comity.text import shell_line
+from comity.text import join_names, shell_line
 from comity.training.task import fixed_in
 
 
@@ -41,7 +41,8 @@ def start(
     *,
     record_messages: bool = False,
 ) -> Result:
-    """Start a new run in a folder. A folder that holds a run already is refused.
+    """Start a new run in a folder. A folder that holds a run already is refused, unless no round of
+    that run is finished: then it is replaced.
 
     With `record_messages` all messages are recorded; the experiment must then come from
     `recording.one_process`.
@@ -59,6 +60,7 @@ def start(
         ) from why
     with prepared_process(run_folder):
         run_folder.check_free()  # once more, now that no other process can start here
+        run_folder.clear()
         settings = config.write(job.experiment)
         split = job.federation.split.to_json()
         plan = job.absences.text
@@ -139,9 +141,65 @@ def check_same(folder: Path, experiment: Experiment, record_messages: bool = Fal
                 f" another --out, or let it go on with"
                 f" '{shell_line('comity', 'resume', folder, '--rounds', experiment.rounds)}'."
             )
-        raise UsageError(f"{folder} holds a run with other settings: choose another --out.")
+        differences = join_names(setting_differences(before, experiment))
+        raise UsageError(
+            f"{folder} holds a run with other settings, {differences}: choose another --out."
+        )
     if texts := changes(folder, code_of(experiment)):
         raise UsageError(f"{texts[0]} Choose another --out.")
+
+
+def can_continue(folder: Path, experiment: Experiment, record_messages: bool = False) -> bool:
+    """Return whether a folder holds a run to continue, with these settings and code.
+
+    Refuses a run with others, as `check_same` does, unless no round of it is finished: then a new
+    run can replace it.
+    """
+    run = RunFolder(folder)
+    if not run.has_run:
+        return False
+    run.check_begun()
+    try:
+        check_same(folder, experiment, record_messages)
+    except UsageError:
+        if run.has_no_round:
+            return False
+        raise
+    return True
+
+
+def setting_differences(
+    before: Experiment, now: Experiment, besides: Collection[str] = ()
+) -> list[str]:
+    """Return a phrase for each setting in which two experiments differ, as in `lr=0.1 (not 0.01)`.
+
+    Settings that say where a run is computed may differ, and those in `besides`.
+    """
+    old, new = (_flat_settings(experiment) for experiment in (before, now))
+    names = [name for name in old | new if name not in WHERE and name not in besides]
+    return [
+        f"{name}={_setting(old.get(name))} (not {_setting(new.get(name))})"
+        for name in names
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _flat_settings(experiment: Experiment) -> dict[str, Any]:
+    """All settings by name. Options of the method and settings of single parties are in one table
+    with the others.
+    """
+    settings = experiment.model_dump()
+    options = {f"set.{name}": value for name, value in settings.pop("set").items()}
+    of_parties = {
+        f"party.{party}.{name}": value
+        for party, values in settings.pop("party").items()
+        for name, value in values.items()
+    }
+    return settings | options | of_parties
+
+
+def _setting(value: Any) -> str:
+    return "default" if value is None else str(value)
 
 
 def engine_warnings(folder: Path, experiment: Experiment) -> list[str]:

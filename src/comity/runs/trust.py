@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from comity.errors import UsageError
-from comity.plugins import digest, is_code
+from comity.plugins import digest, helper_digests, is_code
 from comity.runs.config import Experiment
 from comity.safe_files import write_atomically
 from comity.spec import parse, split
@@ -36,14 +36,15 @@ class Untrusted(UsageError):
 
 def code_of(experiment: Experiment) -> list[str]:
     """The Python files that an experiment's settings name."""
-    party_models = [party.model for party in experiment.party.values() if party.model]
+    models = [experiment.model, *(party.model for party in experiment.party.values())]
+    model_names = [parse(model).name for model in models if model]
     is_saved_split = experiment.partition.endswith(".json")
     partitions = (
         [] if is_saved_split else [parse(part).name for part in split(experiment.partition, "|")]
     )
     return code_in(
         experiment.algorithm,
-        [experiment.model, *party_models, experiment.data, *partitions, experiment.metric],
+        [*model_names, experiment.data, *partitions, experiment.metric],
     )
 
 
@@ -59,10 +60,15 @@ def code_in(algorithm: str, others: Iterable[str]) -> list[str]:
 
 
 def mark(folder: Path, settings: str, files: Sequence[str]) -> None:
-    """Mark a folder as created by this user, with these settings and files."""
+    """Mark a folder as created by this user, with these settings and files, and the files that
+    these have imported from their folders.
+    """
     if not files:
         return
-    digests = {file: digest(file) for file in files}
+    digests: dict[str, str | None] = {}
+    for file in files:
+        digests |= helper_digests(file)
+    digests |= {file: digest(file) for file in files}
     try:
         code = _code(settings, digests)
     except NoSecret:
@@ -109,11 +115,14 @@ def check(folder: Path, settings: str, files: Sequence[str], trust: bool) -> Non
 
 
 def changes(folder: Path, files: Sequence[str]) -> list[str]:
-    """A warning for each of these files that has changed since the folder was created."""
+    """A warning for each of these files, and of those that they imported from their folder, that
+    has changed since the folder was created.
+    """
     digests, _ = _read(folder)
+    imported = [file for file in digests if file not in files] if files else []
     return [
         f"{file} has changed since {folder} was begun."
-        for file in files
+        for file in (*files, *imported)
         if file in digests and digests[file] != digest(file)
     ]
 

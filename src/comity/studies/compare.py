@@ -26,6 +26,7 @@ from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
+from comity.runs.run import can_continue
 from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
 from comity.runs.summary import no_round_counted
@@ -65,6 +66,7 @@ from comity.studies.party_verdicts import (
     party_verdicts,
     same_parties,
 )
+from comity.studies.same_comparison import SameComparison
 from comity.track import Trackers
 from comity.wire.ledger import SERVER
 
@@ -211,7 +213,7 @@ def compare(
             PlannedRun(
                 title(experiment, len(seeds) > 1, method=method),
                 experiment,
-                run_folder(out, method, seed),
+                _checked_run_folder(out, method, job.experiment, seeds, record_messages),
                 Cost.of(job),
                 record_messages,
                 job if len(seeds) <= SHARED_DATA else None,
@@ -605,6 +607,19 @@ def _seed_title(experiment: Experiment) -> str:
 def run_folder(out: Path, method: str, seed: int) -> Path:
     """Return the folder of a run in a comparison; refuse links that lead out of it."""
     return path_inside(out, folder_name(method), f"seed-{seed}")
+
+
+def _checked_run_folder(
+    out: Path, method: str, experiment: Experiment, seeds: Sequence[int], record_messages: bool
+) -> Path:
+    """Return the folder of a run in a comparison. Refuse one that holds a run, or a folder that
+    holds a comparison, with other settings.
+    """
+    if method == SOLO and experiment.seed == seeds[0]:
+        SameComparison(out, out / COMPARISON).check(experiment, seeds)
+    folder = run_folder(out, method, experiment.seed)
+    can_continue(folder, experiment, record_messages)
+    return folder
 
 
 def run_folders(out: Path, method: str, seeds: Iterable[int]) -> dict[int, Path]:

@@ -13,6 +13,11 @@ Baseline = Literal["SOLO", "own model"]
 """What gains are over: training the network alone, or the best model that a party trains alone."""
 OVER_SOLO: Baseline = "SOLO"
 OVER_OWN_MODEL: Baseline = "own model"
+CUT = (
+    "An interval that reaches -100 or +100 points is cut off there: the true difference may be"
+    " anything up to that."
+)
+"""How to read an interval that is cut off (`Estimate.is_cut`)."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,13 @@ class Estimate:
     def hurt(self) -> bool:
         """Whether the interval lies below zero."""
         return self.high < 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether an end of the interval is -100 or 100 points, where intervals by bounded metrics
+        are cut off.
+        """
+        return self.low == -1.0 or self.high == 1.0
 
     @property
     def verdict(self) -> Verdict:

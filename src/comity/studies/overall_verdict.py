@@ -30,6 +30,9 @@ QUESTIONS = (
 POINT = 0.01
 MOSTLY = 0.4
 """The change of the mean gain without one party, of its size, from which on it is mentioned."""
+ENOUGH_SEEDS = 5
+"""With fewer seeds, their variance is too uncertain to say that nothing would settle it."""
+_NUMBERS = {2: "Two", 3: "Three", 4: "Four"}
 MOST_NAMED = 3
 """The most parties that a sentence names; more are counted."""
 SUMMED: dict[Verdict, tuple[str, str]] = {
@@ -94,7 +97,7 @@ def overall_verdict(
         _whom(best, others, answers, seeds),
         _cost(best, gain, others, folds),
         _sure(best, gain, len(others) + 1, answers, _tested_on(seeds, folds)),
-        _settle(gain, answers, samples),
+        _settle(gain, answers, samples, seeds if folds == 1 else 0),
     )
 
 
@@ -255,21 +258,33 @@ def _sure(
     return text
 
 
-def _settle(gain: Estimate, answers: Sequence[PartyVerdict], samples: int) -> str:
-    """Say what would show the mean gain, and those of the parties, where they are not clear."""
+def _settle(gain: Estimate, answers: Sequence[PartyVerdict], samples: int, seeds: int) -> str:
+    """Say what would show the mean gain, and those of the parties, where they are not clear.
+
+    The number of runs that it takes is known only after a few: `seeds` is their number, or 0 under
+    cross-validation.
+    """
     sentences = []
     power = None if gain.helped or gain.hurt else Power.of(gain, samples)
+    unclear = [answer.power for answer in answers if answer.power]
+    no_remedy = bool(power and not power.remedies)
+    no_remedy_at_parties = bool(unclear) and not any(p.remedies for p in unclear)
+    few_seeds = 1 < seeds < ENOUGH_SEEDS
     if power and power.remedies:
         now = f" over all parties (now {samples:,})" if power.more_samples else ""
         sentences.append(
             f"The average difference would probably show with {' or '.join(power.remedies)}{now}."
         )
-    elif power:
+    elif power and not few_seeds:
         sentences.append(
             "The average difference is so small that no realistic number of samples or runs would"
             " show it."
         )
-    if any(answer.power for answer in answers):
+    if few_seeds and (no_remedy or no_remedy_at_parties):
+        sentences.append(
+            f"{_NUMBERS[seeds]} seeds are too few to say what would settle it; use five or more."
+        )
+    if unclear and not (few_seeds and no_remedy_at_parties):
         sentences.append(_settle_parties(answers))
     return " ".join(sentences)
 

@@ -41,7 +41,7 @@ from comity.runs.config import is_calibrated
 from comity.runs.environment import environment
 from comity.runs.evaluation import figures, further_figures
 from comity.runs.folder import OUTCOMES, RunFolder
-from comity.runs.run import network_digests, prepared_process, start
+from comity.runs.run import can_continue, network_digests, prepared_process, start
 from comity.runs.server_run import Quiet
 from comity.runs.summary import summarise
 from comity.runs.tables import METRICS as METRICS_TABLE
@@ -200,7 +200,7 @@ class _OwnModelRun(SimulatedRun):
 
 def _finished(job: SimulatedRun, folder: Path) -> dict[str, Any] | None:
     """Return the summary in a folder; None if there is no finished run."""
-    return finished_summary(job, folder) if RunFolder(folder).has_run else None
+    return finished_summary(job, folder) if can_continue(folder, job.experiment) else None
 
 
 def _train(

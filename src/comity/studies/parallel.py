@@ -36,7 +36,14 @@ from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import Experiment
 from comity.runs.environment import code, cores
 from comity.runs.folder import RunFolder
-from comity.runs.run import check_same, check_same_data, engine_warnings, reopen, resume_in, start
+from comity.runs.run import (
+    can_continue,
+    check_same_data,
+    engine_warnings,
+    reopen,
+    resume_in,
+    start,
+)
 from comity.runs.run_warnings import RunWarning, add_warnings
 from comity.runs.server_run import Progress
 from comity.studies.plan import memory_of
@@ -169,9 +176,9 @@ def run_once(
     prepared experiment, if it has been prepared already.
     """
     job = job or prepare(experiment, federation, model)
-    if not RunFolder(folder).has_run:
+    if not can_continue(folder, job.experiment, record_messages):
         return start(job, folder, progress, track, record_messages=record_messages).summary
-    summary = finished_summary(job, folder, record_messages)
+    summary = finished_summary(job, folder)
     if summary is None:
         # Trusted: `prepare` has just run its code.
         again = reopen(folder, federation, model, trust=True, prepared=job)
@@ -182,16 +189,12 @@ def run_once(
     return summary
 
 
-def finished_summary(
-    job: SimulatedRun, folder: Path, record_messages: bool = False
-) -> dict[str, Any] | None:
-    """Return the summary of the run in a folder; None if it is not finished.
+def finished_summary(job: SimulatedRun, folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a run that can continue (`can_continue`); None if it is not finished.
 
-    Refuses a run with other settings or data.
+    Refuses a run on other data.
     """
     run = RunFolder(folder)
-    run.check_begun()
-    check_same(folder, job.experiment, record_messages)
     summary = run.read_summary()
     if summary is not None:
         run.check()

@@ -25,8 +25,9 @@ from comity.studies.estimate import (
 from comity.studies.power import Power
 
 MOST = 12
-"""The most parties that are printed one by one; of more, only the first `FIRST`."""
+"""The most parties that are printed one by one."""
 FIRST = 5
+"""How many of more parties are printed, unless more of them have a clear difference."""
 
 TOO_WIDE = 0.25
 """Half the width of an interval from which on a party's gain is called too uncertain to decide."""
@@ -356,7 +357,8 @@ VERDICT_LABELS: dict[Verdict, str] = {
 def format_verdicts(verdicts: Sequence[PartyVerdict]) -> list[str]:
     """Return the verdicts as text, one line per party.
 
-    Of many parties, there are the counts of each verdict and the first few parties.
+    Of many parties, there are the counts of each verdict, first those that gain or are better
+    alone, up to `MOST`, and then others until there are `FIRST`.
     """
     if len(verdicts) <= MOST:
         return [str(party_verdict) for party_verdict in verdicts]
@@ -367,10 +369,14 @@ def format_verdicts(verdicts: Sequence[PartyVerdict]) -> list[str]:
     summary = ", ".join(
         f"{count} {VERDICT_LABELS[verdict]}" for verdict, count in counts.items() if count
     )
+    clear = [v for v in verdicts if v.verdict in ("gains", "alone")][:MOST]
+    others = [v for v in verdicts if v.verdict not in ("gains", "alone")]
+    shown = [*clear, *others[: max(0, FIRST - len(clear))]]
     head = (
-        f"{len(verdicts)} parties: {summary}. All are in comparison.json, the first {FIRST} here:"
+        f"{len(verdicts)} parties: {summary}. All are in comparison.json, {len(shown)} here, those"
+        " with a clear difference first:"
     )
-    return [head, *(str(party_verdict) for party_verdict in verdicts[:FIRST])]
+    return [head, *map(str, shown)]
 
 
 def how_to_read(

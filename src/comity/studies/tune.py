@@ -28,6 +28,7 @@ from comity.runs.step_warnings import STEPS, step_warnings
 from comity.safe_files import path_inside, write_atomically
 from comity.spec import parse_value
 from comity.studies.compare_warnings import UNEQUAL
+from comity.studies.estimate import Variances
 from comity.studies.method_summary import steps_of_party
 from comity.studies.parallel import (
     Cost,
@@ -63,6 +64,10 @@ class Trial:
     """The test figures after the last round, which `comity compare` reports; None where a model
     has diverged.
     """
+    sampling: tuple[float, ...] = ()
+    """The variances of `validations` due to the choice of validation samples; empty for metrics
+    other than accuracy, for which they are not known.
+    """
 
     @property
     def name(self) -> str:
@@ -96,6 +101,8 @@ class Trials:
     trials: list[Trial]
     metric: str
     seeds: tuple[int, ...]
+    same_samples: bool = True
+    """Whether the validation samples are the same under all seeds."""
 
     @property
     def unequal_steps(self) -> str:
@@ -132,16 +139,36 @@ class Trials:
                 f"{sentence}; whether that is more than chance, {few} cannot tell: give several, as"
                 " in --seeds 0,1,2."
             )
-        low, high = interval
+        sampling = self._sampling(best, others[0])
+        low, high = interval if sampling is None else _with_sampling(ahead, sampling)
+        over = f"{len(ahead)} seeds"
+        if sampling is not None:
+            over += " and the validation samples"
         with_interval = (
-            f"{sentence} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to"
+            f"{sentence} (95% interval over {over}, paired over seeds: {100 * low:+.1f} to"
             f" {100 * high:+.1f})"
         )
-        return (
-            f"{with_interval}."
-            if low > 0
-            else f"{with_interval}: that is within chance, and either may be the better one."
-        )
+        if low <= 0:
+            return f"{with_interval}: that is within chance, and either may be the better one."
+        if sampling is None:
+            return (
+                f"{with_interval}. The interval does not contain the sampling error of the"
+                " validation samples: with few of them, either may be the better one."
+            )
+        return f"{with_interval}."
+
+    def _sampling(self, first: Trial, second: Trial) -> float | None:
+        """Return the variance of the mean difference of two trials due to the choice of validation
+        samples; None if it is not known.
+
+        Outcomes on single validation samples are not stored, so that the variance is that of two
+        independent trials, which is too large rather than too small.
+        """
+        if not (first.sampling and second.sampling):
+            return None
+        of_seeds = [a + b for a, b in zip(first.sampling, second.sampling, strict=True)]
+        mean_variance = statistics.mean(of_seeds)
+        return mean_variance if self.same_samples else mean_variance / len(of_seeds)
 
     def plain(self) -> dict[str, Any]:
         """Return the content of tune.json."""
@@ -227,7 +254,7 @@ def tune(
     trials = sorted(
         map(_combine_seeds, by_point), key=lambda trial: -metric.sign * trial.validation
     )
-    result = Trials(trials, metric.name, tuple(seeds))
+    result = Trials(trials, metric.name, tuple(seeds), same_samples=federation is not None)
     write_atomically(out / TUNED, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
 
@@ -252,7 +279,37 @@ def _trial(
     of_seed = tuple(f"seed {run.experiment.seed}: {text}" for text in texts)
     steps = (steps_of_party(summary),)
     last = (summary[metric.name]["mean"],)
-    return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed, steps, last)
+    sampling = (_sampling_variance(run.folder, validated),) if metric is ACCURACY else ()
+    return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed, steps, last, sampling)
+
+
+def _sampling_variance(folder: Path, accuracies: Mapping[str, float]) -> float:
+    """Return the variance of the mean of the parties' validation accuracies due to the choice of
+    their validation samples.
+
+    Each accuracy is moved towards one half by a sample of either outcome, so that 100% on few
+    samples is not taken as certain.
+    """
+    shares = RunFolder(folder).read_split().parties
+    variances = []
+    for party, accuracy in accuracies.items():
+        samples = len(shares[party].validation)
+        smoothed = (accuracy * samples + 1) / (samples + 2)
+        variances.append(smoothed * (1 - smoothed) / samples)
+    return sum(variances) / len(variances) ** 2
+
+
+def _with_sampling(differences: Sequence[float], sampling: float) -> tuple[float, float]:
+    """Return the 95% interval of the mean of paired differences over seeds and over samples.
+
+    Args:
+        differences: One difference per seed.
+        sampling: The variance of their mean due to the choice of samples.
+    """
+    variances = Variances(sampling, statistics.variance(differences), len(differences))
+    half = variances.quantile * variances.error
+    middle = statistics.mean(differences)
+    return middle - half, middle + half
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
@@ -291,6 +348,6 @@ def _combine_seeds(trials: Sequence[Trial]) -> Trial:
         trials[0].settings,
         *(
             concatenate(name)
-            for name in ("validations", "tests", "rounds", "caveats", "steps", "lasts")
+            for name in ("validations", "tests", "rounds", "caveats", "steps", "lasts", "sampling")
         ),
     )

@@ -117,6 +117,12 @@ class Fitted:
     scratch: dict[str, Tensor]
     """What the loss wrote to `batch.scratch`."""
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the result of party.fit has no {name!r}: for its weights, write (await"
+            " party.fit(...)).theta"
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class FitRequest(Generic[O]):

@@ -47,7 +47,7 @@ from comity.spec import parse, split
 from comity.studies.against import HEADS, AgainstEach
 from comity.studies.compare import folder_name
 from comity.studies.compare_warnings import compare_steps
-from comity.studies.estimate import OVER_OWN_MODEL, OVER_SOLO, Estimate
+from comity.studies.estimate import CUT, OVER_OWN_MODEL, OVER_SOLO, Estimate
 from comity.studies.method_summary import (
     MethodSummary,
     columns,
@@ -125,6 +125,8 @@ def methods(group: RunGroup, folder: Path, target: float | None = None) -> Secti
         section.say(" ".join(sentences(group, finished)))
     section.blocks.append(_ranking(ranked, group, resolved_target))
     section.say(_explain_columns(group, resolved_target, target is not None))
+    if any(row.gain and row.gain.is_cut for row in ranked):
+        section.say(CUT)
     for text in _warnings(group, ranked, comparison):
         section.say(text, "warning")
     if against := comparison.against:
@@ -613,11 +615,12 @@ def sentences(group: RunGroup, ranked: list[Ranked]) -> list[str]:
     alone = next((row for row in ranked if row.method.alone and row.accuracy), None)
     if group.metric not in (ACCURACY, EXPLAINED) and alone and best is not alone:
         best_accuracy = statistics.fmean(best.accuracy)
-        solo_accuracy = statistics.fmean(alone.accuracy)
-        if best_accuracy < solo_accuracy - WORTH_SAYING:
+        alone_accuracy = statistics.fmean(alone.accuracy)
+        if best_accuracy < alone_accuracy - WORTH_SAYING:
+            name = alone.method.name if alone.method.of_scikit_learn else "training alone"
             texts.append(
-                f"But its accuracy is {best_accuracy:.1%}, less than {solo_accuracy:.1%} by"
-                " training alone."
+                f"But its accuracy is {best_accuracy:.1%}, less than {alone_accuracy:.1%} by"
+                f" {name}."
             )
     if best.method.alone and rest:
         texts.append("No method that collaborates does better on average than training alone.")

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from comity.algorithms import accepts
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
 from comity.errors import CorruptedFile, UsageError
 from comity.models import CustomModel
-from comity.names import OWN_MODEL, display_name
+from comity.names import OWN_MODEL, SOLO, display_name
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.config import WHERE, Experiment
 from comity.runs.run import network_digests
@@ -24,7 +24,7 @@ from comity.runs.server_run import Progress, judged_by
 from comity.safe_files import write_atomically
 from comity.studies.advise.feasible import Candidate, LeftOut, cheaper, feasible
 from comity.studies.advise.prior import FederationTraits, MethodPrior, PriorOfRace, prior_of
-from comity.studies.advise.race import SOLO, Race, RaceRule, run_race
+from comity.studies.advise.race import Race, RaceRule, run_race
 from comity.studies.advise.runner import Runner
 from comity.studies.advise.verdict import AdviceVerdict, give_verdict
 from comity.studies.board import BOARD, describe, read_board
@@ -230,9 +230,9 @@ def claim_folder(out: Path, base: Experiment, job: SimulatedRun) -> None:
         write_atomically(file, json.dumps(with_crc(content), indent=2) + "\n")
         return
     try:
-        before = without_crc(json.loads(file.read_text(encoding="utf-8")))
+        before = read_json(file)
         settings_before = dict(before.pop("settings"))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
+    except UNREADABLE as why:
         raise CorruptedFile(f"{file} is damaged: choose another --out.") from why
     for name, value in settings.items():
         if settings_before.get(name) != value:

@@ -6,11 +6,13 @@ correction for the number of methods that were tried.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
+from comity.measure.gain import mean_and_error
 from comity.studies.estimate import Estimate, Variances
 
 ERROR = 0.05
@@ -123,14 +125,8 @@ def _differences(
 
 
 def _error(differences: Sequence[float], resolution: float) -> float:
-    """Return the standard error of a mean of paired differences.
-
-    As in `measure.gain.paired_interval`, two pseudo-samples are added, one in each direction for
-    half a sample: otherwise a party whose few samples all agree would have no error at all.
-    """
-    n = len(differences) + 2
-    squares = sum(d * d for d in differences) + resolution**2
-    return math.sqrt(max(squares - sum(differences) ** 2 / n, 0.0)) / n
+    """Return the standard error of a mean of paired differences."""
+    return mean_and_error(torch.tensor(differences, dtype=torch.double), resolution)[1]
 
 
 def _excess(by_fold: Sequence[Sequence[Sequence[float]]], within: float) -> float:

@@ -12,16 +12,16 @@ from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.models import CustomModel
-from comity.names import display_name
-from comity.privacy.account import read_epsilon
+from comity.names import SOLO, display_name
+from comity.privacy.account import epsilon_for_json, read_epsilon
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
-from comity.studies.advise.race import SOLO, Arm
+from comity.studies.advise.race import Arm
 from comity.studies.compare import check_settings, experiment_of, runnable_methods
 from comity.studies.equal_steps import equal_steps
 from comity.studies.method_settings import split_settings
 from comity.studies.plan import traffic
-from comity.units import size
+from comity.units import SCALES, parse_size, size
 
 METHODS = (
     "fedavg",
@@ -48,7 +48,6 @@ VALUES: dict[str, tuple[str, tuple[float, ...]]] = {
     "ditto": ("lam", (0.1, 1.0)),
 }
 """Options that papers tune, and the values that are tried."""
-UNITS = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 TIMES = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -74,7 +73,7 @@ class Candidate:
 
     def plain(self) -> dict[str, Any]:
         """Return the entry of advice.json."""
-        epsilon = "infinite" if self.epsilon == float("inf") else self.epsilon
+        epsilon = None if self.epsilon is None else epsilon_for_json(self.epsilon)
         return {**vars(self), "epsilon": epsilon}
 
 
@@ -86,24 +85,24 @@ class LeftOut:
     why: str
 
 
-def parse_amount(text: str, units: dict[str, float], name: str, example: str) -> float:
-    """Parse a number with a unit, as in `100MB` or `10min`."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]+)\s*", text)
-    if not match or match[2].lower() not in units or not float(match[1]):
-        raise UsageError(
-            f"{name} is a number with a unit ({', '.join(units)}), as in {example}, not {text!r}."
-        )
-    return float(match[1]) * units[match[2].lower()]
-
-
 def parse_bytes(text: str) -> float:
     """Parse a number of bytes, as in `100MB`."""
-    return parse_amount(text, UNITS, "max-bytes", "100MB")
+    count = parse_size(text)
+    if not count:
+        units = ", ".join(SCALES)
+        raise UsageError(f"max-bytes is a number with a unit ({units}), as in 100MB, not {text!r}.")
+    return count
 
 
 def parse_time(text: str) -> float:
     """Parse a duration, as in `10min`. Returns seconds."""
-    return parse_amount(text, TIMES, "budget-time", "10min")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]+)", text.strip().lower())
+    if not match or match[2] not in TIMES or not float(match[1]):
+        units = ", ".join(TIMES)
+        raise UsageError(
+            f"budget-time is a number with a unit ({units}), as in 10min, not {text!r}."
+        )
+    return float(match[1]) * TIMES[match[2]]
 
 
 def with_values(methods: Sequence[str], base: Experiment) -> list[str]:

@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from comity.names import display_name
+from comity.names import SOLO, display_name
 from comity.studies.advise.evidence import FoldOutcome, PairedTest, TrainingNoise
 from comity.studies.advise.prior import PriorOfRace
 from comity.studies.estimate import Estimate
 
-SOLO = "solo"
 CHOICE = 0
 """The fold by which the finalists are chosen."""
 

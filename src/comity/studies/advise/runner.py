@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from comity.checksums import with_crc, without_crc
+from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
 from comity.errors import ComityError, CorruptedFile, UsageError
@@ -20,7 +20,7 @@ from comity.measure.cross_validation import OutOfFold
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
 from comity.models import CustomModel
-from comity.names import OWN_MODEL, display_name
+from comity.names import OWN_MODEL, SOLO, display_name
 from comity.runs.build import prepare
 from comity.runs.config import Experiment
 from comity.runs.extend import extend
@@ -29,7 +29,7 @@ from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
 from comity.safe_files import path_inside, write_atomically
 from comity.studies.advise.evidence import FoldOutcome
-from comity.studies.advise.race import SOLO, Step
+from comity.studies.advise.race import Step
 from comity.studies.compare import experiment_of
 from comity.studies.cross_validation import fold_seeds
 from comity.studies.own_models import run_own_models
@@ -148,10 +148,10 @@ class Runner:
     def _read(self, step: Step) -> FoldOutcome:
         file = self._file(step)
         try:
-            content = without_crc(json.loads(file.read_text(encoding="utf-8")))
+            content = read_json(file)
             values = {party: tuple(v) for party, v in content["values"].items()}
             return FoldOutcome(values, content["loss"], content["seconds"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+        except UNREADABLE as why:
             raise CorruptedFile(
                 f"{file} is damaged: delete it, and give the command again."
             ) from why

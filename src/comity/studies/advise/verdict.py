@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from comity.names import OWN_MODEL, display_name
-from comity.studies.advise.race import SOLO, Race
+from comity.names import OWN_MODEL, SOLO, display_name
+from comity.studies.advise.race import Race
 from comity.studies.estimate import Estimate
 from comity.studies.power import Power
 from comity.text import join_names
