@@ -4,6 +4,9 @@ FedAvg.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +172,31 @@ def test_no_option_is_without_effect(option: dict[str, float]) -> None:
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(comity.UsageError, match="must be"):
         weights(f"fedala({option})")
+
+
+def test_batched_training_prints_no_warning_of_torch(tmp_path: Path) -> None:
+    """torch tells users to file an issue about operations that vmap does one by one."""
+    words = [
+        "run",
+        "fedala",
+        "--data",
+        "digits",
+        "--partition",
+        "iid",
+        "--parties",
+        "3",
+        "--model",
+        "mlp2(width=7)",
+        "--rounds",
+        "2",
+        "--engine",
+        "stacked",
+        "--out",
+    ]
+    run = subprocess.run(
+        [sys.executable, "-m", "comity.cli", *words, tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "performance drop" not in run.stdout + run.stderr

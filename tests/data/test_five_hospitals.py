@@ -150,7 +150,10 @@ FAULTS = {
         r" --convert 'glucose:mmol/l=18.02'"
     ),
     "leak": r"discharge alone separates the classes at city: is it known before the label is\?",
-    "copies": r"6 rows of west are copies of other rows there, as row 101 of row 1: copies stay in",
+    "copies": (
+        r"6 rows of west are equal to other rows there in all columns that are used, as row 101 to"
+        r" row 1 \(counted below the header\): copies stay in .* --drop-copies"
+    ),
     "shared rows": r"3 rows of north are identical to rows of east: the same people\?",
     "words": (
         r"sex is female, male at city, east, north, west but m, w at south: if words mean the same,"

@@ -18,7 +18,9 @@ from comity.errors import UsageError
 from comity.measure.cross_validation import FoldRun, cross_validated_gains, out_of_fold
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS
+from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
+from comity.studies.compare import title
 from comity.studies.finished import Comparison, open_comparison
 from comity.studies.party_verdicts import combine_seeds
 
@@ -218,3 +220,10 @@ def test_runs_that_differ_widen_the_interval() -> None:
     assert gain.folds.between > 0
     estimate = combine_seeds([gain], 1)
     assert estimate.high - estimate.low > 2 * (gain.high - gain.low)
+
+
+def test_runs_of_folds_are_not_called_seeds() -> None:
+    base = Experiment(algorithm="fedavg", data="heart", test="folds(5)")
+    titles = [title(base.but(seed=seed), True) for seed in (0, 4, 5)]
+    assert titles == ["fedavg fold 1", "fedavg fold 5", "fedavg fold 1 of repeat 2"]
+    assert title(base.but(test="own(0.25)", seed=2), True) == "fedavg seed 2"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from harness import OWN, succeed
 from method_rows import row
 
+from comity.measure.gain import Gain
+from comity.metrics.metrics import METRICS
 from comity.reporting import report
-from comity.studies.estimate import CUT, Estimate, Verdict
+from comity.studies.estimate import CUT, Estimate, Variances, Verdict
+from comity.studies.method_summary import method_summary
 from comity.studies.overall_verdict import QUESTIONS, overall_verdict
-from comity.studies.party_verdicts import PartyVerdict
+from comity.studies.party_verdicts import PartyVerdict, SampleCounts, party_verdicts
 
 
 def answer(party: str, verdict: Verdict) -> PartyVerdict:
@@ -120,3 +124,57 @@ def test_an_interval_that_is_cut_off_is_explained(tmp_path: Path) -> None:
 
 def test_no_verdict_without_solo() -> None:
     assert overall_verdict([row("fedavg", None)], [], 1) is None
+
+
+def test_headline_says_if_it_rests_on_one_small_party() -> None:
+    """The mean of five hospitals mostly came from the one with 30 patients."""
+    without = Estimate(0.025, -0.01, 0.06)
+    parties = {"north": CLEAR, "village": Estimate(0.33, -0.2, 0.8)}
+    best = replace(row("fedavg", CLEAR), gains=parties, gain_without={"village": without})
+    answers = [answer("north", "gains"), replace(answer("village", "level"), samples=30)]
+    verdict = overall_verdict([best], answers, 2)
+    assert verdict is not None
+    assert verdict.helps.endswith(
+        " Each party counts equally, whatever its size; without village (30 samples): +2.5 points"
+        " (between -1.0 and 6.0)."
+    )
+    unchanged = replace(best, gain_without={"village": Estimate(0.045, 0.01, 0.08)})
+    verdict = overall_verdict([unchanged], answers, 2)
+    assert verdict is not None
+    assert "whatever its size" not in verdict.helps
+
+
+def test_party_that_moves_the_mean_most_is_left_out() -> None:
+    points = {"a": 0.02, "b": 0.03, "c": 0.04, "village": 0.33}
+    gains = {0: [Gain(name, g, g - 0.02, g + 0.02, g, 0.01) for name, g in points.items()]}
+    summary = method_summary("fedavg", [], gains, {}, True, 1)
+    (party,) = summary.gain_without
+    assert party == "village"
+    assert summary.gain_without[party].gain == pytest.approx(0.03)
+    assert method_summary("fedavg", [], gains, {}, False, 1).gain_without == {}
+
+
+def test_parties_that_cannot_be_judged_are_not_in_the_mean_twice() -> None:
+    """A party without an AUC has no gain, so that the mean without it is the same."""
+    best = row("fedavg", CLEAR, 1e6, CLEAR, north=OPEN)
+    verdict = overall_verdict([best], [answer("north", "level"), answer("village", "too few")], 2)
+    assert verdict is not None
+    assert verdict.helps.endswith(
+        " village, which has too few samples to judge by, is not in this mean."
+    )
+    assert verdict.whom.startswith("Of the only judged party none gains clearly")
+
+
+def test_very_wide_intervals_are_too_uncertain_to_decide() -> None:
+    wide = Estimate(0.33, -0.2, 0.84, Variances(0.06))
+    narrow = Estimate(0.03, -0.02, 0.08, Variances(0.0006))
+    counts = {name: [SampleCounts((15, 15), (15, 15))] for name in ("village", "east")}
+    village, east = party_verdicts(
+        {"fedavg": {"village": wide, "east": narrow}}, counts, METRICS["auc"]
+    )
+    assert village.says.startswith("too uncertain to decide; fedavg gives +33.0 points (")
+    assert "go by the gains of the other parties" in village.says
+    assert village.power is not None
+    assert village.power.more_samples is None
+    assert east.says.startswith("no clear difference")
+    assert (village.samples, east.samples) == (30, 30)

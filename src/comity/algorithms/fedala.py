@@ -148,7 +148,8 @@ class FedAla(AveragedModel[AlaState]):
         W = {k: theta[W_OF + k] for k in both.mine}
         with torch.no_grad():
             for w in W.values():
-                w.clamp_(0, 1)  # the last step may have left the interval
+                # The last step may have left the interval. vmap has no fast clamp_.
+                w.copy_(w.clamp(0, 1))
         buffers = {k: v for k, v in theta.items() if is_buffer(k)}
         value = task.loss(merge(both, W) | buffers, batch)
         total = value.detach()

@@ -144,6 +144,12 @@ COLUMN_OPTIONS = {
         "standardise numbers by each party's statistics (own), by those of all parties (shared),"
         " or not (none)",
     ),
+    "constants": _option(
+        "--constant",
+        "mean and standard deviation to scale a column by, as in age=60,15: numbers that come from"
+        " no record, which differential privacy needs; all columns of numbers, or none",
+        list[str],
+    ),
     "positive": _option("--positive", "positive class for sensitivity, as in dead"),
     "keep_label_words": _option(
         "--keep-label-words",
@@ -158,6 +164,12 @@ Group = Annotated[
         "--group",
         help="column with the patient of each row, as in patient_id: a patient's rows stay together"
         " in a split, and +dp protects them together",
+    ),
+]
+DropCopies = Annotated[
+    bool,
+    typer.Option(
+        "--drop-copies", help="keep only the first of rows that are equal in all columns used"
     ),
 ]
 SkipUnlabelled = Annotated[
@@ -183,18 +195,16 @@ def _parse_option(name: str, typed: Any) -> Any:
     """
     if name in ("missing", "units"):
         return None  # `_parse_notations` reads them
-    if name == "convert":
-        return _parse_conversions(typed or ()) or None
-    if name in ("columns", "drop"):
-        return (
-            tuple(part.strip() for text in typed or () for part in text.split(",") if part.strip())
-            or None
-        )
-    if name == "words":
-        return _parse_words(typed or ()) or None
     if name in PAIRS:
         return _parse_pairs(name, typed or ()) or None
+    if name in PARSERS:
+        return PARSERS[name](typed or ()) or None
     return typed
+
+
+def _parse_names(texts: Iterable[str]) -> tuple[str, ...]:
+    """Parse texts such as `a,b` into a tuple of names."""
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
 PAIRS = {"kinds": "--kind age=number", "rename": "--rename Alter=age", "units": "--unit age=years"}
@@ -249,6 +259,23 @@ def _notation_options(
     return {name: value for name, value in options.items() if value}
 
 
+def _parse_constants(texts: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Parse texts such as `column=mean,std` into a dict."""
+    constants = {}
+    for text in texts:
+        column, _, numbers = text.rpartition("=")
+        try:
+            mean, std = (float(part) for part in numbers.split(","))
+        except ValueError:
+            column = ""
+        if not column.strip():
+            raise UsageError(
+                f"--constant takes column=mean,std, as in --constant age=60,15, not {text!r}."
+            )
+        constants[column.strip()] = mean, std
+    return constants
+
+
 def _parse_conversions(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Parse texts such as `column:unit=factor` or `column:unit=factor,added` into dicts."""
     conversions: dict[str, dict[str, Any]] = {}
@@ -299,6 +326,16 @@ def _parse_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
+PARSERS: dict[str, Callable[[Iterable[str]], Any]] = {
+    "columns": _parse_names,
+    "drop": _parse_names,
+    "words": _parse_words,
+    "convert": _parse_conversions,
+    "constants": _parse_constants,
+}
+"""The parsers of options that may be given several times, by their keywords."""
+
+
 @data_app.command("import")
 @with_columns
 def import_(
@@ -316,6 +353,7 @@ def import_(
     wishes: dict[str, Any],
     group: Group = None,
     skip_unlabelled: SkipUnlabelled = False,
+    drop_copies: DropCopies = False,
     schema: Annotated[
         Path | None,
         typer.Option("--schema", help="schema.json that all parties agreed on"),
@@ -348,6 +386,7 @@ def import_(
         classes=classes,
         schema=agreed_schema,
         skip_unlabelled=skip_unlabelled,
+        drop_copies=drop_copies,
         group=group,
         **wishes,
     )
@@ -363,6 +402,8 @@ def import_(
     schema_sentences = (
         summarize_schema(dataset.schema, is_given=schema is not None) if dataset.schema else ()
     )
+    if dropped := wishes.get("drop"):
+        schema_sentences = (f"Dropped: {', '.join(dropped)}.", *schema_sentences)
     for sentence in (*dataset.warnings, *schema_sentences):
         screen.out.print(sentence, soft_wrap=True)
     screen.out.print(

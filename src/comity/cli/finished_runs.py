@@ -273,7 +273,7 @@ def export(
     screen.out.print(f"The model of {party} is in {folder}", soft_wrap=True)
     for warning in warnings:
         screen.out.print(warning, soft_wrap=True)
-    if not warnings or (folder / "model.pt2").exists():
+    if (folder / "model.pt2").exists():
         kind = "csv" if job.federation.schema else "npz"
         screen.out.print(
             "Predict with it, without Comity:"

@@ -32,7 +32,7 @@ from comity.data.groups import Groups
 from comity.data.party_files import PICTURES, TABLES, common_kind, find_party_files, source_name
 from comity.data.patients import merge_units, number_patients
 from comity.data.preparation import Schema
-from comity.data.schema import ColumnOptions
+from comity.data.schema import IDENTIFIER, ColumnOptions
 from comity.data.sets.common import channels_first
 from comity.data.table_checks import PartyRows, number_copies
 from comity.data.tables import (
@@ -41,11 +41,14 @@ from comity.data.tables import (
     encode_tables,
     infer_schema,
     read_tables,
+    repeated_person_warnings,
     take_patients,
 )
 from comity.errors import ErrorCollector, UsageError
 from comity.text import join_names
 
+GROUPS = f"{IDENTIFIER}: it names the patient of each row (--group)"
+"""Why the column that `group` names is left out; exported models copy it to predictions."""
 SMALLEST_PARTY = 4
 """Default minimum of samples of a party in the partition `natural`."""
 Array = NDArray[Any]
@@ -115,6 +118,7 @@ def read_federation(
     skip_unlabelled: bool = False,
     group: str | None = None,
     checks: bool = True,
+    drop_copies: bool = False,
     **column_options: Any,
 ) -> Dataset:
     """Read the parties' files or folders into one dataset.
@@ -131,6 +135,8 @@ def read_federation(
         group: the column of tables, or the array of npz files, that identifies the patient of each
             sample. It is not an input of the model. Only the numbers of the patients are kept.
         checks: look for faults in tables (`table_checks`), and let copies of a row stay together.
+        drop_copies: keep only the first of a table's rows that are equal in all columns that are
+            used, and of one patient if `group` names patients.
         **column_options: options for the inferred schema (`label`, `columns`, `drop`, ...: see
             `ColumnOptions`).
 
@@ -138,13 +144,22 @@ def read_federation(
         UsageError: if the files cannot be read or do not fit together.
     """
     if schema is not None and (column_options or scale):
+        hint = ""
+        if scale or column_options.get("constants"):
+            hint = (
+                "; to scale numbers by constants, make the schema with 'comity data schema"
+                " --constant COLUMN=MEAN,STD'"
+            )
         raise UsageError(
-            "A schema determines all columns: leave out the other options, or change the schema."
+            "A schema determines all columns, and how they are scaled: leave out the other options,"
+            f" or change the schema{hint}."
         )
     kind = common_kind(paths)
     if kind != TABLES:
         _refuse_column_options(
-            kind, column_options | {"schema": schema, "skip_unlabelled": skip_unlabelled}
+            kind,
+            column_options
+            | {"schema": schema, "skip_unlabelled": skip_unlabelled, "drop_copies": drop_copies},
         )
     options = ColumnOptions(**column_options | ({} if scale is None else {"scale": scale}))
     if group is not None and kind == PICTURES:
@@ -167,7 +182,9 @@ def read_federation(
         errors.check()
         imported = ImportedParties(contributions, "arrays")
     else:
-        imported = _read_all_tables(paths, options, schema, skip_unlabelled, group, checks)
+        imported = _read_all_tables(
+            paths, options, schema, skip_unlabelled, group, checks, drop_copies
+        )
     return _dataset(name, imported, classes, scale or "none")
 
 
@@ -178,6 +195,7 @@ def _read_all_tables(
     skip_unlabelled: bool,
     group: str | None,
     checks: bool,
+    drop_copies: bool,
 ) -> ImportedParties:
     """Read all tables and encode them by the given schema, or by one inferred from them."""
     errors = ErrorCollector()
@@ -196,7 +214,15 @@ def _read_all_tables(
         tables, patients = take_patients(tables, group, codes, errors)
         options = replace(options, drop=tuple(name for name in options.drop if name != group))
     common_schema = schema or infer_schema(tables, options, errors)
-    x, y, warnings = encode_tables(common_schema, tables, schema is not None, errors, checks)
+    if group is not None and schema is None:
+        left_out = {**common_schema.left_out, group: GROUPS}
+        common_schema = replace(common_schema, left_out=left_out)
+    x, y, warnings, kept_rows = encode_tables(
+        common_schema, tables, schema is not None, errors, checks, drop_copies, patients
+    )
+    patients = {name: number_patients(of[kept_rows[name]]) for name, of in patients.items()}
+    if checks and group is None:
+        warnings += repeated_person_warnings(common_schema, tables)
     parties = {
         name: Contribution(
             paths[name],
@@ -379,6 +405,13 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         *imported.warnings,
         *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
     ]
+    names = class_names or tuple(map(str, range(class_count)))
+    for party, own_labels in zip(parties, party_labels, strict=True):
+        if class_count and len(present := np.unique(own_labels)) == 1:
+            warnings.append(
+                f"{party} has samples of {names[int(present[0])]!r} only: alone it cannot learn"
+                " another class, and AUC and sensitivity do not exist there."
+            )
     if patients is not None:
         warnings.append(
             f"the samples are of {int(patients.max()) + 1} patients: all samples of a patient stay"

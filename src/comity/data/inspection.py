@@ -12,6 +12,7 @@ from comity.data.dataset import Dataset
 from comity.data.federation import Federation
 from comity.data.preparation import Schema
 from comity.data.table_checks import (
+    SEVERAL_ROWS,
     PartyRows,
     Values,
     check_tables,
@@ -79,6 +80,11 @@ def inspect(federation: Federation, dataset: Dataset) -> ColumnFindings:
         {party: PartyRows(x[positions], y[positions]) for party, positions in rows.items()},
         copies_stay_together=dataset.copies is not None,
     )
+    caveats += [  # identifiers are not stored: only the import can see that they repeat
+        warning.removeprefix(f"{dataset.name}: ")
+        for warning in dataset.warnings
+        if SEVERAL_ROWS in warning
+    ]
     return ColumnFindings(missing, ranges, tuple(caveats))
 
 
@@ -95,7 +101,13 @@ def _class_caveats(federation: Federation, names: tuple[str, ...]) -> list[str]:
     caveats = []
     for party, counts in zip(federation.names, federation.counts().tolist(), strict=True):
         rarest = min(range(len(counts)), key=lambda k: counts[k])
-        if counts[rarest] < FEW_SAMPLES:
+        if counts and not counts[rarest]:
+            caveats.append(
+                f"{party} trains on no sample of {names[rarest]!r} ({sum(counts)} others): alone"
+                " it cannot learn that class, and where no test sample is of it, neither AUC nor"
+                " sensitivity exist, so that it cannot be judged."
+            )
+        elif counts[rarest] < FEW_SAMPLES:
             caveats.append(
                 f"{party} trains on {counts[rarest]} samples of {names[rarest]!r} and"
                 f" {sum(counts) - counts[rarest]} others: accuracy says little there, so judge by"

@@ -191,6 +191,16 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
             " --label ... --out ...'."
         )
     spec = parse(name) if "(" in name else Spec(name)
+    if spec.options and (Path(spec.name) / "dataset.json").is_file():
+        hint = (
+            "; for constants, import the files with --constant COLUMN=MEAN,STD for each column of"
+            " numbers"
+        )
+        raise UsageError(
+            f"{spec.name} is a folder of imported data, which takes no options such as"
+            f" {next(iter(spec.options))!r}: how numbers are scaled is decided at the"
+            f" import{hint if 'scale' in spec.options else ''}."
+        )
     if spec.name not in library:
         raise unknown("dataset", spec.name, library)
     return (

@@ -192,7 +192,11 @@ class Schema:
         defaults = asdict(Column("", ""))
         content = {"comity_schema": FORMAT, **asdict(self), "filled": IMPUTATION}
         content["columns"] = [
-            {k: v for k, v in asdict(column).items() if k in ("name", "kind") or v != defaults[k]}
+            {
+                k: v
+                for k, v in asdict(column).items()
+                if k in ("name", "kind", *self._constants(column)) or v != defaults[k]
+            }
             for column in self.columns
         ]
         parties = {
@@ -200,6 +204,10 @@ class Schema:
             for name, notation in content.pop("parties").items()
         }
         return content | ({"parties": parties} if parties else {})
+
+    def _constants(self, column: Column) -> tuple[str, ...]:
+        """The constants that a column must have in a schema file, whatever their values."""
+        return CONSTANTS if self.scale == "fixed" and column.kind == "number" else ()
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Schema:
@@ -216,12 +224,14 @@ class Schema:
             name: PartyNotation(**{k: _tuples(v) for k, v in notation.items()})
             for name, notation in fields.pop("parties", {}).items()
         }
-        columns = tuple(_read_column(column, parties) for column in fields.pop("columns"))
+        column_fields = fields.pop("columns")
+        columns = tuple(_read_column(column, parties) for column in column_fields)
         options: dict[str, Any] = {
             k: v if isinstance(v, dict) else _tuple(v) for k, v in fields.items()
         }
         schema = Schema(columns, parties=parties, **options)
         _check_schema(schema)
+        _check_constants(schema, column_fields)
         return schema
 
     @staticmethod
@@ -262,11 +272,16 @@ def _read_column(content: Mapping[str, Any], parties: Mapping[str, PartyNotation
     A column with a code for missing values at any party may be missing, so that the code is all
     that a user has to add.
     """
-    column = Column(**{k: _tuples(v) for k, v in content.items()})
+    fields = {k: _tuples(v) for k, v in content.items()}
+    # Whole numbers are valid constants, but a dataset's fingerprint tells 60 from 60.0.
+    fields |= {k: float(fields[k]) for k in CONSTANTS if type(fields.get(k)) is int}
+    column = Column(**fields)
     has_codes = any(column.name in notation.also_missing for notation in parties.values())
     return replace(column, may_be_missing=True) if has_codes else column
 
 
+CONSTANTS = ("mean", "std")
+"""The keys of a column's constants for scaling."""
 KINDS = ("number", "flag", "words", "")
 SCALES = ("own", "shared", "fixed", "none")
 
@@ -292,7 +307,9 @@ def _check_schema(schema: Schema) -> None:
                 f"{next(value for value in group if list(group).count(value) > 1)!r} is in it twice"
             )
     for column in schema.columns:
-        if not (isfinite(column.mean) and isfinite(column.std) and column.std > 0):
+        constants = (column.mean, column.std)
+        are_numbers = all(isinstance(value, float) and isfinite(value) for value in constants)
+        if not (are_numbers and column.std > 0):
             raise ValueError(
                 f"mean and std of {column.name!r} must be numbers, and std more than 0"
             )
@@ -300,6 +317,22 @@ def _check_schema(schema: Schema) -> None:
             conversion(column, unit)
     for name, notation in schema.parties.items():
         _check_notation(name, notation, schema)
+
+
+def _check_constants(schema: Schema, columns: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a schema of scale fixed with columns of numbers without their constants."""
+    without = [
+        column.name
+        for column, content in zip(schema.columns, columns, strict=True)
+        if any(key not in content for key in schema._constants(column))
+    ]
+    if without:
+        several = len(without) > 1
+        raise ValueError(
+            f"the column{'s' * several} {_join_words(without)} {'have' if several else 'has'} no"
+            " mean and std, which scale fixed needs: write both in each column of numbers, as in"
+            ' "mean": 60, "std": 15'
+        )
 
 
 def _check_notation(party: str, notation: PartyNotation, schema: Schema) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,16 @@ IDENTIFIER_NAME = re.compile(
     re.IGNORECASE,
 )
 """Column names that suggest an identifier."""
+PERSON_NAME = re.compile(
+    r"(^|[^a-z])(id|mrn|pid|uuid|name|surname|nachname|vorname)$"
+    r"|^(patient|pat|subject|person|case|fall)[^a-z]*(id|nr|no|number|nummer|key|code)?$",
+    re.IGNORECASE,
+)
+"""Column names that suggest an identifier even if values occur more than once, as of patients with
+several rows.
+"""
+CODE_ROWS = 4
+"""Codes with digits that have fewer rows each, on average, are taken for identifiers."""
 # Distinct whole numbers with at least so many digits, in so many rows, are taken for identifiers.
 IDENTIFIER_DIGITS = 5
 MANY_ROWS = 50
@@ -91,6 +102,10 @@ class ColumnOptions:
     """By column: other units in files, and how their numbers are converted."""
     parties: Mapping[str, PartyNotation] = field(default_factory=dict)
     """By party: codes and units in its files only."""
+    constants: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By column of numbers: the mean and standard deviation to scale it by. If there are any, the
+    schema's scale is `fixed`.
+    """
     keep_label_words: bool = False
     """Whether label words that look like other parties' words are classes of their own."""
 
@@ -98,8 +113,19 @@ class ColumnOptions:
         for name, kind in self.kinds.items():
             if kind not in KINDS:
                 raise unknown(f"kind (of {name}) called", kind, KINDS)
-        if self.scale not in ("own", "shared", "none"):
+        if self.scale == "fixed" and not self.constants:
+            raise UsageError(
+                "scale fixed needs constants: say --constant COLUMN=MEAN,STD for each column of"
+                " numbers, as in --constant age=60,15."
+            )
+        if self.scale not in ("own", "shared", "none", "fixed"):
             raise UsageError(f"scale must be own, shared or none, not {quote(self.scale)}.")
+        for name, (mean, std) in self.constants.items():
+            if not (isfinite(mean) and isfinite(std) and std > 0):
+                raise UsageError(
+                    f"The constants of {name} are {mean:g} and {std:g}, but must be a mean and a"
+                    " standard deviation above 0, as in --constant age=60,15."
+                )
 
     def at(self, party: str) -> ColumnOptions:
         """The options for the files of one party, with its own codes and units."""
@@ -139,6 +165,14 @@ class ColumnOptions:
 # One party's table
 
 
+class MissingLabel(UsageError):
+    """A table without a column of the label's name."""
+
+    def __init__(self, label: str, table: RawTable) -> None:
+        super().__init__(_missing_label_sentence(label, [table]))
+        self.table = table
+
+
 def describe_table(table: RawTable, options: ColumnOptions, errors: ErrorCollector) -> Schema:
     """The schema of one table by itself.
 
@@ -155,7 +189,7 @@ def describe_table(table: RawTable, options: ColumnOptions, errors: ErrorCollect
     names = _agreed_names(table, options)
     label = find_column(names, options.label, (), where)
     if label is None:
-        raise _missing_label_error(options.label, table)
+        raise MissingLabel(options.label, table)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for agreed_name, name in names.items():
@@ -218,13 +252,28 @@ def _agreed_names(table: RawTable, options: ColumnOptions) -> dict[str, str]:
     return names
 
 
-def _missing_label_error(label: str, table: RawTable) -> UsageError:
-    """The error for a table without the label."""
-    return UsageError(
-        f"{table.path} has no column called {quote(label)}, the label to predict: name it with"
-        " --label, or with --rename if it has another name in some files; it has"
-        f" {join_names(table.names)}."
+def _missing_label_sentence(label: str, tables: Sequence[RawTable]) -> str:
+    """The sentence about tables without the label; names columns with few values first."""
+    names = dict.fromkeys(name for table in tables for name in table.names)
+    values = {
+        name: max(len({*map(str, table[name])}) for table in tables if name in table)
+        for name in names
+    }
+    places = {name: place for place, name in enumerate(names)}
+    # The label often is the last column.
+    likely = sorted(names, key=lambda name: (values[name], -places[name]))
+    files = join_names([str(tables[0].path), *(Path(table.path).name for table in tables[1:])], 6)
+    has, it_has = ("have", "they have") if len(tables) > 1 else ("has", "it has")
+    return (
+        f"{files} {has} no column called {quote(label)}, the label to predict: name it with"
+        f" --label, or with --rename if it has another name in some files; {it_has}"
+        f" {join_names(likely)} (columns with few values first)."
     )
+
+
+def missing_label_error(label: str, errors: Sequence[MissingLabel]) -> UsageError:
+    """One error for all tables without the label."""
+    return UsageError(_missing_label_sentence(label, [error.table for error in errors]))
 
 
 def _agreed_name(name: str, options: ColumnOptions) -> str:
@@ -254,7 +303,7 @@ def _describe_column(
             f" '{column.name}=words'."
         )
     if kind is None:
-        if reason := _reason_against_words(present):
+        if reason := _reason_against_words(column.name, present):
             return reason
         kind = "words"
     if kind == "words":  # brackets in a header may list words, as in sex [m/f]
@@ -267,11 +316,11 @@ def _describe_column(
 def _reason_against_numbers(name: str, texts: Sequence[str]) -> str:
     """The reason to leave out a column of numbers: it looks like an identifier; "" if none."""
     values = [float(text) for text in texts]
-    if (
-        len(values) < SOME_ROWS
-        or len(set(values)) < len(values)
-        or any(value != int(value) for value in values)
-    ):
+    if any(value != int(value) for value in values):
+        return ""
+    if len(set(values)) < len(values):
+        return _reason_against_person(name, texts)
+    if len(values) < SOME_ROWS:
         return ""
     consecutive = all(after - before == 1 for before, after in pairwise(values))
     long_numbers = (
@@ -280,17 +329,35 @@ def _reason_against_numbers(name: str, texts: Sequence[str]) -> str:
         and len(texts[0]) >= IDENTIFIER_DIGITS
     )
     if IDENTIFIER_NAME.search(name) or consecutive or long_numbers:
-        return "looks like an identifier: a different whole number in each row"
+        return f"{IDENTIFIER}: a different whole number in each row"
     return ""
 
 
-def _reason_against_words(texts: Sequence[str]) -> str:
+def _reason_against_person(name: str, texts: Sequence[str]) -> str:
+    """The reason to leave out a column that seems to identify patients with several rows."""
+    distinct = len(set(texts))
+    if PERSON_NAME.search(name) and (distinct > SOME_ROWS or 2 < len(texts) < 2 * distinct):
+        return f"{IDENTIFIER}: {distinct} different values in {len(texts)} rows"
+    return ""
+
+
+def identifies_person(name: str, left_out: Mapping[str, str]) -> bool:
+    """Whether a column's name, or the reason to leave it out, suggests that it names patients."""
+    return bool(PERSON_NAME.search(name)) or left_out.get(name, "").startswith(IDENTIFIER)
+
+
+def _reason_against_words(name: str, texts: Sequence[str]) -> str:
     """The reason to leave out a column of words: dates, identifiers or free text; "" if none."""
     if sum(bool(DATE.fullmatch(text)) for text in texts) > 0.9 * len(texts):
         return "looks like dates, which cannot be encoded without knowing their meaning"
     distinct = len(set(texts))
     if len(texts) >= SOME_ROWS and distinct == len(texts):
-        return "looks like an identifier: a different word in each row"
+        return f"{IDENTIFIER}: a different word in each row"
+    if reason := _reason_against_person(name, texts):
+        return reason
+    with_digits = sum(any(map(str.isdecimal, text)) for text in texts)
+    if distinct > SOME_ROWS and distinct * CODE_ROWS > len(texts) and 2 * with_digits > len(texts):
+        return f"{IDENTIFIER}: {distinct} different words in {len(texts)} rows"
     has_sentences = (
         sum(len(text.split()) for text in texts) >= SENTENCE * len(texts) and distinct > SENTENCES
     )
@@ -360,6 +427,8 @@ def label_texts(cells: Cells, schema: Schema) -> list[str]:
 # Several parties' descriptions.
 
 
+IDENTIFIER = "looks like an identifier"
+"""How the reason begins for which a column that identifies rows is left out."""
 EMPTY = "is empty at all parties"
 """Why a column without a value is left out."""
 
@@ -379,7 +448,6 @@ def merge_schemas(
         UsageError: if the schemas contradict each other.
     """
     first, model = next(iter(parties.items()))
-    left_out: dict[str, str] = {}
     empty: dict[str, str] = {}
     for name, schema in parties.items():
         if fold_case(schema.label) != fold_case(model.label):
@@ -389,10 +457,7 @@ def merge_schemas(
             )
         # A column that is empty at one party may have values at another.
         empty |= {column: why for column, why in schema.left_out.items() if why == EMPTY}
-        left_out = {
-            **{column: why for column, why in schema.left_out.items() if why != EMPTY},
-            **left_out,
-        }
+    left_out = _merge_left_out(parties)
     # Columns with values come first, in the parties' order: a description of one party alone does
     # not have its empty columns, and the order must not depend on who describes them.
     every_column = [column for schema in parties.values() for column in schema.columns]
@@ -422,6 +487,8 @@ def merge_schemas(
         with errors.collect():
             _check_option_columns(options, names, parties)
         with errors.collect():
+            used = _with_constants(used, options.constants)
+        with errors.collect():
             classes = _with_positive_last(classes, options.positive)
     if is_complete and not used:
         raise UsageError(
@@ -439,12 +506,64 @@ def merge_schemas(
         classes,
         (),
         bool(options.merge_case),
-        options.scale,
+        "fixed" if options.constants else options.scale,
         left_out,
         tuple(label_names),
         _merge_spellings(label_spellings, f"The label {model.label!r}"),
     )
     return _with_notations(merged, parties, options)
+
+
+def _with_constants(
+    columns: tuple[Column, ...], constants: Mapping[str, tuple[float, float]]
+) -> tuple[Column, ...]:
+    """The columns with the constants to scale by; refuse columns of numbers without constants."""
+    if not constants:
+        return columns
+    numbers = [column.name for column in columns if column.kind == "number"]
+    for name in constants:
+        if name not in numbers:
+            raise unknown("column of numbers called", name, numbers)
+    if without := [name for name in numbers if name not in constants]:
+        options = " ".join(f"--constant '{name}=MEAN,STD'" for name in without)
+        raise UsageError(
+            f"If one column of numbers is scaled by constants, all must be: say {options}."
+        )
+    return tuple(
+        replace(column, mean=float(constants[column.name][0]), std=float(constants[column.name][1]))
+        if column.name in constants
+        else column
+        for column in columns
+    )
+
+
+def _merge_left_out(parties: Mapping[str, Schema]) -> dict[str, str]:
+    """The columns that at least one party leaves out, with the reason; not empty ones."""
+    names = dict.fromkeys(name for schema in parties.values() for name in schema.left_out)
+    reasons = {name: _reason_of_all(name, parties) for name in names}
+    return {name: why for name, why in reasons.items() if why}
+
+
+def _reason_of_all(column: str, parties: Mapping[str, Schema]) -> str:
+    """Why a column is left out, and at which parties if not at all that have it; "" if no party
+    leaves it out, or only because it is empty.
+    """
+    reasons: dict[str, list[str]] = {}
+    for party, schema in parties.items():
+        if (why := schema.left_out.get(column, EMPTY)) != EMPTY:
+            reasons.setdefault(why, []).append(party)
+    if not reasons:
+        return ""
+    using = any(
+        fold_case(other.name) == fold_case(column) and other.kind
+        for schema in parties.values()
+        for other in schema.columns
+    )
+    # That values are repeated says more than that they are not.
+    why = next((why for why in reasons if "different values in" in why), next(iter(reasons)))
+    if " (at " in why or (len(reasons) == 1 and not using):
+        return why
+    return f"{why} (at {join_names(reasons[why])})"
 
 
 def _merge_labels(parties: Mapping[str, Schema], options: ColumnOptions) -> tuple[str, ...]:
@@ -468,7 +587,8 @@ def _merge_labels(parties: Mapping[str, Schema], options: ColumnOptions) -> tupl
         raise UsageError(
             f"{label} of party {number!r} is {join_names(parties[number].classes)} but that of"
             f" party {word!r} {join_names(parties[word].classes)}: they must agree; say which word"
-            f" a number stands for, as in --word '{options.label}:1=dead'."
+            f" a number stands for, as in --word '{options.label}:{parties[number].classes[-1]}="
+            f"{parties[word].classes[-1]}'."
         )
     words = _merge_case(class_words, options, label)
     if not options.keep_label_words:
@@ -549,9 +669,14 @@ def _with_notations(
     }
     # All parties are named if one is, so that a party that nobody knows of can be noticed.
     differ = any(notation != PartyNotation() for notation in own_notations.values())
+    # As when the schema is read from its file: a column with codes may be missing.
+    with_codes = {name for notation in own_notations.values() for name in notation.also_missing}
     return replace(
         schema,
-        columns=tuple(columns),
+        columns=tuple(
+            replace(column, may_be_missing=True) if column.name in with_codes else column
+            for column in columns
+        ),
         missing=missing,
         parties=own_notations if differ else {},
     )
@@ -821,7 +946,7 @@ def check_labelled(schema: Schema, table: RawTable) -> None:
     """Refuse a table with rows without a label."""
     name = find_label(table, schema)
     if name is None:
-        raise _missing_label_error(schema.label, table)
+        raise MissingLabel(schema.label, table)
     empty = [row + 1 for row, text in enumerate(label_texts(table[name], schema)) if not text]
     if empty:
         more = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
@@ -840,7 +965,7 @@ def encode_labels(schema: Schema, table: RawTable) -> NDArray[Any]:
     where = str(table.path)
     name = find_label(table, schema)
     if name is None:
-        raise _missing_label_error(schema.label, table)
+        raise MissingLabel(schema.label, table)
     check_labelled(schema, table)
     fold = fold_case if schema.merge_case else str
     numbers = {fold(word): k for k, word in enumerate(schema.classes)}

@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 
 from comity.base.samples import Ints
 from comity.data.patients import number_patients
-from comity.data.preparation import Column, Schema
+from comity.data.preparation import Column, Schema, fold_case
 from comity.data.word_meanings import differing_words
 from comity.errors import UsageError
 from comity.metrics.auc import auc
 from comity.text import join_names
 
 Values = NDArray[np.float32]
+SEVERAL_ROWS = "several rows of one patient"
+"""What a warning says of repeated identifiers."""
 
 
 class PartyRows(NamedTuple):
@@ -34,6 +36,12 @@ class PartyRows(NamedTuple):
 
     x: Values
     y: NDArray[Any]
+    numbers: Ints | None = None
+    """The number of each row in its file, from 0, if some rows of the file are left out."""
+
+    def number(self, position: int) -> int:
+        """The number of a row in its file, from 1 below the header."""
+        return 1 + (position if self.numbers is None else int(self.numbers[position]))
 
 
 Parties = Mapping[str, PartyRows]
@@ -60,6 +68,7 @@ def check_tables(
         *constant_warnings(schema, parties),
         *leak_warnings(schema, parties),
         *word_warnings(schema, parties),
+        *renamed_warnings(schema, parties),
         *class_warnings(schema, parties),
         *duplicate_warnings(schema, parties, copies_stay_together),
     ]
@@ -220,8 +229,8 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
             if high > low and distances.max() > OUTLIER_FACTOR * (high - low):
                 row = int(distances.argmax())
                 warnings.append(
-                    f"{name} is {cells[row]:g} in row {row + 1} of {party}, but from {low:g} to"
-                    f" {high:g} in most: a typing error?"
+                    f"{name} is {cells[row]:g} in row {rows.number(row)} of {party}, but from"
+                    f" {low:g} to {high:g} in most: a typing error?"
                 )
     return warnings
 
@@ -533,13 +542,21 @@ def word_warnings(schema: Schema, parties: Parties) -> list[str]:
     ]
 
 
-def described_word_warnings(descriptions: Mapping[str, Schema]) -> list[str]:
-    """The same as `word_warnings`, of parties that have described their tables."""
+def described_word_warnings(descriptions: Mapping[str, Schema], common: Schema) -> list[str]:
+    """The same as `word_warnings`, of parties that have described their tables.
+
+    Words that the common schema merges are one word.
+    """
+    fold = fold_case if common.merge_case else str
+    merged = {column.name: {fold(word): word for word in column.words} for column in common.columns}
     words: dict[str, dict[str, set[str]]] = {}
     for party, schema in descriptions.items():
         for column in schema.columns:
             if column.kind == "words":
-                words.setdefault(column.name, {})[party] = set(column.words)
+                common_words = merged.get(column.name, {})
+                words.setdefault(column.name, {})[party] = {
+                    common_words.get(fold(word), word) for word in column.words
+                }
     return [
         sentence
         for column, party_words in words.items()
@@ -587,6 +604,74 @@ def _list_words(parties: Mapping[str, Set[str]]) -> str:
 def _word_options(column: str, mapping: Mapping[str, str]) -> str:
     """The options that say which words mean the same."""
     return " ".join(f"--word '{column}:{word}={meaning}'" for word, meaning in mapping.items())
+
+
+# Columns with another name at one party.
+
+
+def renamed_warnings(schema: Schema, parties: Parties) -> list[str]:
+    """Warnings about columns that only one party has, instead of one that all others have."""
+    return renamed_column_warnings(
+        {
+            party: {
+                name: column.kind
+                for name, (column, values) in split_columns(schema, rows.x).items()
+                if not missing_rows(column, values).all()
+            }
+            for party, rows in parties.items()
+        }
+    )
+
+
+def described_column_warnings(descriptions: Mapping[str, Schema]) -> list[str]:
+    """The same as `renamed_warnings`, of parties that have described their tables."""
+    return renamed_column_warnings(
+        {
+            party: {column.name: column.kind for column in schema.columns if column.kind}
+            for party, schema in descriptions.items()
+        }
+    )
+
+
+def renamed_column_warnings(parties: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Warnings about columns with possibly another name at one party.
+
+    Args:
+        parties: by party: the kinds of the columns that it has values of, by name.
+    """
+    warnings = []
+    explained: set[str] = set()
+    for party in reversed(list(parties)):
+        own_columns = parties[party]
+        others = [columns for other, columns in parties.items() if other != party]
+        if not others:
+            continue
+        at_others = set().union(*others)
+        at_all_others = set.intersection(*(set(columns) for columns in others))
+        for name, kind in own_columns.items():
+            if name in at_others or name in explained:
+                continue
+            lacking = [
+                other
+                for other in others[0]
+                if other in at_all_others
+                and other not in own_columns
+                and kind == others[0][other]
+                and other not in explained
+            ]
+            if not lacking:
+                continue
+            explained |= {name, *lacking}
+            options = " or ".join(f"--rename '{name}={other}'" for other in lacking[:MOST_RENAMED])
+            warnings.append(
+                f"{name} is only at {party}, which lacks {join_names(lacking, MOST_RENAMED)}: one"
+                f" column? If so, say {options}."
+            )
+    return warnings
+
+
+MOST_RENAMED = 3
+"""The most columns that a column of another name is guessed to be."""
 
 
 # Labels.
@@ -692,6 +777,15 @@ def number_copies(schema: Schema, rows: PartyRows) -> Ints | None:
     return number_patients(numbers.ravel())
 
 
+def first_copies(schema: Schema, rows: PartyRows, patients: Ints | None) -> Ints:
+    """The positions of all rows but copies of an earlier row of the same patient."""
+    numbers = number_copies(schema, rows)
+    if numbers is None:
+        return np.arange(len(rows.y))
+    keys = np.stack([numbers, numbers if patients is None else patients])
+    return np.sort(np.unique(keys, axis=1, return_index=True)[1])
+
+
 def _pairs_by_chance(columns: list[NDArray[np.int64]]) -> float:
     """How many pairs of identical rows are expected if the columns are independent."""
     rows = len(columns[0])
@@ -713,9 +807,11 @@ def duplicate_warnings(schema: Schema, parties: Parties, copies_stay_together: b
             count = len(copies) - int(copies.max()) - 1
             first, again = _first_copy(copies)
             warnings.append(
-                f"{_rows(count)} of {party} {'is a copy' if count == 1 else 'are copies'} of other"
-                f" rows there, as row {again + 1} of row {first + 1}: {effect}; remove them if they"
-                " are mistakes."
+                f"{_rows(count)} of {party} {'is' if count == 1 else 'are'} equal to other rows"
+                f" there in all columns that are used, as row {rows.number(again)} to row"
+                f" {rows.number(first)}"
+                f" (counted below the header): {effect}; if they are mistakes, import with"
+                " --drop-copies."
             )
     return [*warnings, *_shared_row_warnings(schema, parties)]
 

@@ -19,23 +19,35 @@ from comity.data.preparation import (
     Column,
     Schema,
     Unusable,
+    conversion,
     encode,
     find_column,
+    fold_case,
     read_cells,
     split_header,
 )
 from comity.data.schema import (
     ColumnOptions,
+    MissingLabel,
     apply_options,
     check_known_columns,
     check_labelled,
     describe_table,
     encode_labels,
     find_label,
+    identifies_person,
     label_texts,
     merge_schemas,
+    missing_label_error,
 )
-from comity.data.table_checks import PartyRows, check_tables, described_word_warnings
+from comity.data.table_checks import (
+    SEVERAL_ROWS,
+    PartyRows,
+    check_tables,
+    described_column_warnings,
+    described_word_warnings,
+    first_copies,
+)
 from comity.errors import ErrorCollector, UsageError, UsageErrors, unknown
 from comity.text import join_names
 
@@ -100,7 +112,34 @@ def common_schema(
             descriptions[name] = apply_options(schema, options.at(name))
     descriptions |= _describe_tables(tables, options, errors)
     schema = _merge_descriptions(descriptions, options, errors)
-    return CommonSchema(schema, described_word_warnings(descriptions))
+    warnings = [
+        *described_word_warnings(descriptions, schema),
+        *described_column_warnings(descriptions),
+        *repeated_person_warnings(schema, tables),
+    ]
+    return CommonSchema(schema, warnings)
+
+
+def repeated_person_warnings(schema: Schema, tables: Mapping[str, RawTable]) -> list[str]:
+    """Warnings about columns, not used as inputs, in which identifiers of patients are repeated."""
+    used = {schema.label, *schema.label_also_called} | {
+        name for column in schema.columns for name in (column.name, *column.also_called)
+    }
+    repeating: dict[str, list[str]] = {}
+    for party, table in tables.items():
+        for name in table.names:
+            if name in used or not identifies_person(name, schema.left_out):
+                continue
+            texts = read_cells(Column(name, "words"), schema, table[name])
+            count, distinct = sum(map(bool, texts)), len({*texts} - {""})
+            if 1 < distinct < count:
+                places = repeating.setdefault(name, [])
+                places.append(f"{party} ({count} rows, {distinct} values)")
+    return [
+        f"{name} repeats at {join_names(places)}: {SEVERAL_ROWS}? If so, import with --group"
+        f" {name}, which keeps a patient's rows together."
+        for name, places in repeating.items()
+    ]
 
 
 def _headers(tables: Mapping[str, RawTable]) -> set[str]:
@@ -122,9 +161,16 @@ def _describe_tables(
 ) -> dict[str, Schema]:
     """The descriptions of all tables that can be described."""
     descriptions = {}
+    without_label = []
     for name, table in tables.items():
         with errors.collect():
-            descriptions[name] = describe_table(table, options.at(name), errors)
+            try:
+                descriptions[name] = describe_table(table, options.at(name), errors)
+            except MissingLabel as error:
+                without_label.append(error)
+    if without_label:
+        with errors.collect():
+            raise missing_label_error(options.label, without_label)
     return descriptions
 
 
@@ -157,12 +203,30 @@ def _inherit_options(
     for name in ("merge_case", "scale"):
         values = {getattr(schema, name) for schema in parties.values()}
         if name not in given_options and len(values) == 1 and values != {False}:
-            options = replace(options, **{name: values.pop()})
+            shared = {name: values.pop()}
+            if shared[name] == "fixed" and "constants" not in given_options:
+                shared["constants"] = _common_constants(parties)
+            options = replace(options, **shared)
         elif name not in given_options and len(values) > 1:
             raise UsageError(
                 f"The schemas differ in {name}: choose a value with --{name.replace('_', '-')}."
             )
     return options
+
+
+def _common_constants(parties: Mapping[str, Schema]) -> dict[str, tuple[float, float]]:
+    """The constants of schemas of scale fixed, which must agree."""
+    constants: dict[str, tuple[float, float]] = {}
+    for party, schema in parties.items():
+        for column in schema.columns:
+            own = (column.mean, column.std)
+            if column.kind == "number" and constants.setdefault(column.name, own) != own:
+                mean, std = constants[column.name]
+                raise UsageError(
+                    f"The column {column.name!r} is scaled by {column.mean:g} and {column.std:g} at"
+                    f" party {party!r}, but by {mean:g} and {std:g} at another: they must agree."
+                )
+    return constants
 
 
 READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
@@ -217,7 +281,7 @@ def _drop_unlabelled_rows(table: RawTable, label_schema: Schema) -> RawTable:
     has_label = np.array([text != "" for text in label_texts(table[name], label_schema)])
     if not has_label.any():
         raise UsageError(f"{table.path} has no label in any row of {name!r}.")
-    return RawTable(table.path, table.names, [column[has_label] for column in table.columns])
+    return table.take(np.flatnonzero(has_label))
 
 
 class PatientTables(NamedTuple):
@@ -270,6 +334,7 @@ def _take_patients(table: RawTable, column: str, codes: Schema) -> tuple[RawTabl
         table.path,
         [table.names[k] for k in other_places],
         [table.columns[k] for k in other_places],
+        table.rows,
     )
     return others, number_patients(texts)
 
@@ -303,6 +368,8 @@ class EncodedTables(NamedTuple):
     x: dict[str, NDArray[np.float32]]
     y: dict[str, NDArray[Any]]
     warnings: list[str]
+    kept_rows: dict[str, NDArray[np.int64]]
+    """The positions of each party's rows in its table, without dropped copies."""
 
 
 def encode_tables(
@@ -311,6 +378,8 @@ def encode_tables(
     strict: bool,
     errors: ErrorCollector,
     checks: bool = True,
+    drop_copies: bool = False,
+    patients: Mapping[str, Ints] | None = None,
 ) -> EncodedTables:
     """Encode all parties' rows by a schema.
 
@@ -320,29 +389,60 @@ def encode_tables(
         strict: refuse values that the schema does not allow, because it was agreed on before.
         errors: errors that were collected before.
         checks: look for faults in the tables.
+        drop_copies: keep only the first of rows that are equal in all columns that are used.
+        patients: the number of each row's patient; rows of different patients are no copies.
 
     Raises:
         UsageError: all errors that were collected before, and those of the tables.
     """
-    x, y = {}, {}
+    x: dict[str, NDArray[np.float32]] = {}
+    y: dict[str, NDArray[Any]] = {}
     for name, table in tables.items():
         with errors.collect():
             x[name] = _encode_rows(schema.at(name), table, strict)
         with errors.collect():
             y[name] = encode_labels(schema.at(name), table)
+    for name, values in x.items():
+        with errors.collect():
+            _check_has_values(schema, tables[name], values)
     errors.check()
+    kept_rows = {name: np.arange(len(labels)) for name, labels in y.items()}
+    counts = {}
+    if drop_copies:
+        of_patients = patients or {}
+        kept_rows = {
+            name: first_copies(schema, PartyRows(x[name], labels), of_patients.get(name))
+            for name, labels in y.items()
+        }
+        counts = {name: len(labels) - len(kept_rows[name]) for name, labels in y.items()}
+        x = {name: values[kept_rows[name]] for name, values in x.items()}
+        y = {name: labels[kept_rows[name]] for name, labels in y.items()}
+        tables = {name: table.take(kept_rows[name]) for name, table in tables.items()}
     warnings = [*_missing_value_warnings(schema, x), *_notation_warnings(schema, tables)]
+    if dropped := [f"{name} {count}" for name, count in counts.items() if count]:
+        warnings.append(f"copies of rows were left out ({', '.join(dropped)}).")
     if not checks:
-        return EncodedTables(x, y, warnings)
-    parties = {name: PartyRows(x[name], y[name]) for name in tables}
+        return EncodedTables(x, y, warnings, kept_rows)
+    parties = {name: PartyRows(x[name], y[name], table.rows) for name, table in tables.items()}
     in_files = None
     if any(column.convert for column in schema.columns):
         unconverted = _without_conversions(schema)
         in_files = {
-            name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name])
+            name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name], table.rows)
             for name, table in tables.items()
         }
-    return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)])
+    return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)], kept_rows)
+
+
+def _check_has_values(schema: Schema, table: RawTable, x: NDArray[np.float32]) -> None:
+    """Refuse a table that has no value in any column that is used."""
+    if len(x) and min(missing_by_column(schema, x).values()) == 1:
+        columns = join_names(column.name for column in schema.columns)
+        raise UsageError(
+            f"{table.path} has no value in any of the columns that are used ({columns}), so"
+            f" there is nothing to learn from; it has {join_names(table.names)}: name its columns"
+            " with --rename, or leave the file out."
+        )
 
 
 def _encode_rows(schema: Schema, table: RawTable, strict: bool) -> NDArray[np.float32]:
@@ -411,7 +511,10 @@ def summarize_schema(schema: Schema, is_given: bool = False) -> list[str]:
     `is_given`: the schema was given, so that there is no hint about how to change it.
     """
     hint = "" if is_given else " (to use it, say what it is with --kind: number or words)"
-    lines = [f"{name!r} is left out: it {why}{hint}." for name, why in schema.left_out.items()]
+    lines = [
+        f"{name!r} is left out: it {why}{hint if '--group' not in why else ''}."
+        for name, why in schema.left_out.items()
+    ]
     if numbers := [column.name for column in schema.columns if column.kind != "words"]:
         lines.append(f"Numbers: {join_names(numbers)}.")
     if words := [
@@ -420,7 +523,57 @@ def summarize_schema(schema: Schema, is_given: bool = False) -> list[str]:
         if column.kind == "words"
     ]:
         lines.append(f"Words, one-hot encoded (all 0 where missing): {'; '.join(words)}.")
-    return [*lines, SCALING_SENTENCES[schema.scale]]
+    return [*lines, *_summarize_changes(schema), SCALING_SENTENCES[schema.scale]]
+
+
+def _summarize_changes(schema: Schema) -> list[str]:
+    """Sentences about columns, words and numbers that are changed on reading."""
+    renamed = [
+        f"{other} to {name}"
+        for name, others in (
+            *((column.name, column.also_called) for column in schema.columns),
+            (schema.label, schema.label_also_called),
+        )
+        for other in others
+        if fold_case(other) != fold_case(name)
+    ]
+    converted = []
+    for column in schema.columns:
+        for unit in column.convert:
+            factor, offset = conversion(column, unit)
+            added = f" and {offset:+g}" if offset else ""
+            where = [p for p, n in schema.parties.items() if n.units.get(column.name) == unit]
+            at = f" at {join_names(where)}" if where else ""
+            rule = f"{factor:g} times{added}"
+            converted.append(f"{column.name} from {unit} to {column.unit}{at} ({rule})")
+    words = [
+        f"{name}: {join_names([f'{word} as {meaning}' for word, meaning in spellings.items()])}"
+        for name, spellings in (
+            *((column.name, column.also_written) for column in schema.columns),
+            (schema.label, schema.label_also_written),
+        )
+        if spellings
+    ]
+    codes = [
+        f"{', '.join(texts)} in {column} of {party}"
+        for party, notation in schema.parties.items()
+        for column, texts in notation.also_missing.items()
+    ]
+    codes += [
+        f"{', '.join(column.also_missing)} in {column.name}"
+        for column in schema.columns
+        if column.also_missing
+    ]
+    return [
+        f"{what}: {'; '.join(changes)}."
+        for what, changes in (
+            ("Renamed", renamed),
+            ("Converted", converted),
+            ("Words replaced", words),
+            ("Read as missing", codes),
+        )
+        if changes
+    ]
 
 
 SCALING_SENTENCES = {

@@ -130,8 +130,9 @@ class PrivacyPlan:
         if bounded and coupled:
             raise UsageError(
                 f"{name} cannot keep to a budget ({self.budget}): {coupled} has {OWN_CONSTANTS}, so"
-                " that one record moves what all others are. Use data whose schema has fixed"
-                " constants."
+                " that one record moves what all others are. Use data that are scaled by constants"
+                " of no record: --data 'heart(scale=fixed)', or files that are imported with"
+                " --constant COLUMN=MEAN,STD for each column of numbers."
             )
         if not undecided(algorithm):
             return None

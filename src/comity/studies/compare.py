@@ -583,16 +583,25 @@ def check_folders(methods: Sequence[str]) -> None:
 
 
 def title(experiment: Experiment, several: bool, without: str = "", method: str = "") -> str:
-    """Return the title of a run in a study; with `several` seeds, it includes the seed.
+    """Return the title of a run in a study; with `several` seeds, it includes the seed or fold.
 
     `method` is the method with its own settings, if it has any.
     """
     parts = [
         display_name(method or experiment.algorithm),
         f"without {without}" if without else "",
-        f"seed {experiment.seed}" if several else "",
+        _seed_title(experiment) if several else "",
     ]
     return " ".join(filter(None, parts))
+
+
+def _seed_title(experiment: Experiment) -> str:
+    """Return the seed of a run as a phrase; under cross-validation, its fold and repeat."""
+    folds = folds_of(experiment.test)
+    if folds == 1:
+        return f"seed {experiment.seed}"
+    repeat, fold = divmod(experiment.seed, folds)
+    return f"fold {fold + 1}" + (f" of repeat {repeat + 1}" if repeat else "")
 
 
 def run_folder(out: Path, method: str, seed: int) -> Path:

@@ -34,6 +34,7 @@ from comity.models.low_rank import LowRank, without_factors
 from comity.models.pretrained import Pretrained
 from comity.names import display_name
 from comity.privacy.account import describe_party_guarantee
+from comity.runs.caveats import RECALL
 from comity.runs.result import Deployed, Result
 from comity.runs.summary import blocks
 from comity.runs.trust import check, code_in, mark
@@ -129,7 +130,18 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     )
     card = _card(settings, schema, {p.name for p in out.iterdir()})
     write_atomically(out / CARD, card)
-    return export_warnings
+    return [*_one_class_warnings(result.summary, party), *export_warnings]
+
+
+def _one_class_warnings(summary: dict[str, Any], party: str) -> list[str]:
+    """Return a warning if the party's model predicted the same class for all its test samples."""
+    figures = {name: (summary.get(name) or {}).get("per_party", {}).get(party) for name in RECALL}
+    return [
+        f"{party}'s model predicted the same class for all its test samples: {name} is 0%. Choose"
+        " a threshold with --calibrate threshold, or do not use it."
+        for name, figure in figures.items()
+        if figure == 0
+    ]
 
 
 def _model_settings(result: Result, party: str, deployed: Deployed) -> dict[str, Any]:

@@ -76,6 +76,10 @@ class MethodSummary:
     """The gradient evaluations of the server in the whole run, mean over seeds."""
     baseline: Baseline = field(default=OVER_SOLO, kw_only=True)
     """What gains are over."""
+    gain_without: dict[str, Estimate] = field(default_factory=dict, kw_only=True)
+    """By the name of the party that moves the mean gain most: the mean gain without it. Empty if
+    parties differ between seeds, or if they are fewer than three.
+    """
     untrained: bool = field(default=False, kw_only=True)
     """Whether no round of a run counted: the method has no figures, since it has not trained."""
 
@@ -239,8 +243,33 @@ def method_summary(
         steps=_mean([steps_of_party(summary) for summary in summaries]),
         server_steps=_mean([summary.get("server_steps", 0) for summary in summaries]),
         baseline=baseline,
+        gain_without=_gain_without(gains, methods, by) if same else {},
         untrained=any(map(no_round_counted, summaries)),
     )
+
+
+def _gain_without(
+    gains: Mapping[int, Sequence[Gain]], methods: int, metric: Metric
+) -> dict[str, Estimate]:
+    """Return the mean gain without the party that moves it most, by the name of this party."""
+    by_party: dict[str, list[float]] = {}
+    for of_seed in gains.values():
+        for gain in of_seed:
+            by_party.setdefault(gain.party, []).append(gain.gain)
+    if len(by_party) < FEWEST_TO_LEAVE_OUT:
+        return {}
+    means = {party: statistics.fmean(values) for party, values in by_party.items()}
+    middle = statistics.fmean(means.values())
+    party = max(means, key=lambda name: abs(means[name] - middle))
+    others = {
+        seed: [gain for gain in of_seed if gain.party != party] for seed, of_seed in gains.items()
+    }
+    estimate = average_gain(others, methods, metric)
+    return {party: estimate} if estimate else {}
+
+
+FEWEST_TO_LEAVE_OUT = 3
+"""With fewer parties, a mean without one of them is no mean."""
 
 
 def _caveats(algorithm: str, summaries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -27,6 +27,9 @@ QUESTIONS = (
     SURE,
     "What would settle it?",
 )
+POINT = 0.01
+MOSTLY = 0.4
+"""The change of the mean gain without one party, of its size, from which on it is mentioned."""
 ENOUGH_SEEDS = 5
 """With fewer seeds, their variance is too uncertain to say that nothing would settle it."""
 _NUMBERS = {2: "Two", 3: "Three", 4: "Four"}
@@ -118,7 +121,8 @@ def _helps(
         if gain.hurt
         else "Not clearly, on average"
     )
-    return f"{begin}: {sentence}.{_without_few(best, answers)}"
+    rests_on = _without_few(best, answers) or _without_one(best, gain, answers)
+    return f"{begin}: {sentence}.{rests_on}"
 
 
 def _without_few(best: MethodSummary, answers: Sequence[PartyVerdict]) -> str:
@@ -127,10 +131,30 @@ def _without_few(best: MethodSummary, answers: Sequence[PartyVerdict]) -> str:
     if not excluded or best.gain_of_judged is None:
         return ""
     who = ", ".join(excluded) if len(excluded) <= MOST_NAMED else f"{len(excluded)} parties"
+    if best.gain_of_judged == best.gain:
+        one = len(excluded) == 1
+        return (
+            f" {who}, which {'has' if one else 'have'} too few samples to judge by,"
+            f" {'is' if one else 'are'} not in this mean."
+        )
     return (
         f" Without {who}, which {'has' if len(excluded) == 1 else 'have'} too few samples to"
         f" judge by: {best.gain_of_judged}."
     )
+
+
+def _without_one(best: MethodSummary, gain: Estimate, answers: Sequence[PartyVerdict]) -> str:
+    """Return a sentence on the mean gain without the party that it mostly rests on, if any."""
+    samples = {answer.party: answer.samples for answer in answers}
+    for party, without in best.gain_without.items():
+        changed = abs(without.gain - gain.gain)
+        is_large = changed >= POINT and changed > MOSTLY * abs(gain.gain)
+        if is_large or ((gain.helped or gain.hurt) and without.verdict != gain.verdict):
+            count = f" ({samples[party]:,} samples)" if samples.get(party) else ""
+            return (
+                f" Each party counts equally, whatever its size; without {party}{count}: {without}."
+            )
+    return ""
 
 
 def _whom(
@@ -141,7 +165,8 @@ def _whom(
 ) -> str:
     """Say who gains and who is hurt by the best method and by others, and count the verdicts."""
     which = f"{best.judged} parties" + (f" of {seeds} seeds" if best.judged > best.parties else "")
-    which = f"the {which} that can be judged" if best.judged < len(answers) else which
+    if best.judged < len(answers):
+        which = f"the {which} that can be judged" if best.judged > 1 else "the only judged party"
     sentences = []
     if best.judged:
         sentences.append(

@@ -29,6 +29,11 @@ MOST = 12
 FIRST = 5
 """How many of more parties are printed, unless more of them have a clear difference."""
 
+TOO_WIDE = 0.25
+"""Half the width of an interval from which on a party's gain is called too uncertain to decide."""
+PLAUSIBLE = 0.1
+"""The largest gain that the number of samples is computed for at such a party."""
+
 WITHHELD = "not judged: its site's policy withholds its figures"
 
 
@@ -47,6 +52,8 @@ class PartyVerdict:
     """The gains by all methods in which the party could take part."""
     power: Power | None = None
     """What its samples can show, if there is no clear difference."""
+    samples: int | None = None
+    """The number of samples that it is tested on, mean over seeds."""
 
     def __str__(self) -> str:
         return f"{self.party}: {self.says}" + (f"; {self.power}" if self.power else "")
@@ -225,7 +232,7 @@ def party_verdicts(
         own_models: By party: in how many runs each model was its own model, if gains are over it.
     """
     order = sorted(gains, key=lambda method: method != foremost)
-    return [
+    verdicts = [
         _verdict(
             party,
             {method: gains[method][party] for method in order if party in gains[method]},
@@ -236,6 +243,12 @@ def party_verdicts(
         )
         for party, of_party in (counts.items() if gains else ())
     ]
+    return [replace(verdict, samples=_count_tests(counts[verdict.party])) for verdict in verdicts]
+
+
+def _count_tests(counts: Sequence[SampleCounts]) -> int | None:
+    """Return the number of a party's test samples, mean over seeds; None if it does not say."""
+    return round(statistics.fmean(sum(of_seed.test) for of_seed in counts)) or None
 
 
 def _verdict(
@@ -271,17 +284,32 @@ def _verdict(
             best,
             gains,
         )
+    return _level(party, gains, counts, metric, own_model)
+
+
+def _level(
+    party: str,
+    gains: Mapping[str, Estimate],
+    counts: Sequence[SampleCounts],
+    metric: Metric,
+    own_model: str,
+) -> PartyVerdict:
+    """Return the verdict where no method has a clear difference."""
     best = max(gains, key=lambda method: gains[method].gain)
+    gain = gains[best]
     tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
+    if metric.bounded and gain.high - gain.low > 2 * TOO_WIDE:
+        over = f" over its own model{own_model}" if own_model else ""
+        says = (
+            f"too uncertain to decide; {best} gives {gain}{over}; until it has more samples, go by"
+            " the gains of the other parties, and test any model on new samples before use"
+        )
+        # A gain that is so uncertain is no guess of the true one.
+        power = Power.of(replace(gain, gain=min(PLAUSIBLE, abs(gain.gain))), tests)
+        return PartyVerdict(party, "level", says, None, gains, power)
     to = f" to its own model{own_model}" if own_model else ""
-    return PartyVerdict(
-        party,
-        "level",
-        f"no clear difference{to}; {best} gives {gains[best]}",
-        None,
-        gains,
-        Power.of(gains[best], tests),
-    )
+    says = f"no clear difference{to}; {best} gives {gain}"
+    return PartyVerdict(party, "level", says, None, gains, Power.of(gain, tests))
 
 
 def describe_own_model(choices: Mapping[str, int]) -> str:

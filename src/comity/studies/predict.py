@@ -33,6 +33,7 @@ from comity.data.preparation import (
     Schema,
     Unusable,
     cell_text,
+    conversion,
     encode,
     fill_missing,
     find_column,
@@ -256,15 +257,60 @@ def as_samples(x: NDArray[Any], settings: Mapping[str, Any], path: Path) -> NDAr
 
 
 FAR = 6.0  # standard deviations of the training values
+UNUSUAL, USUAL = 2.0, 1.5  # the same: a number in the wrong unit, and in the right one
 
 
-def warn_of_outliers(schema: Schema, samples: Samples, scaled: NDArray[Any]) -> list[str]:
-    """Return a warning for each column with a number far from all training values."""
+def warn_of_units(
+    schema: Schema, samples: Samples, mean: Sequence[float], std: Sequence[float]
+) -> dict[str, str]:
+    """Return a warning for each column with numbers that would be usual in another unit."""
+    if schema.scale == "none":
+        return {}
+    at = 0
+    unit_warnings: dict[str, str] = {}
+    for column in schema.columns:
+        x = samples.x[:, at]
+        middle, spread = (float(c[at if len(c) > 1 else 0]) for c in (mean, std))
+        at += column.width
+        if column.kind != "number" or not column.convert:
+            continue
+        here = column.file_unit or column.unit
+        factor, offset = conversion(column, here)
+        in_file = (x - offset) / factor
+        for unit in (column.unit, *column.convert):
+            if unit == here:
+                continue
+            factor, offset = conversion(column, unit)
+            converted = in_file * factor + offset
+            rows = np.flatnonzero(
+                (np.abs(x - middle) > UNUSUAL * spread)
+                & (np.abs(converted - middle) <= USUAL * spread)
+            )
+            if rows.size:
+                first = int(rows[0])
+                more = f" (and {rows.size - 1} more rows)" if rows.size > 1 else ""
+                unit_warnings[column.name] = (
+                    f"{column.name!r} is {in_file[first]:g} in row {samples.rows[first]}{more},"
+                    f" unusual in {here} but usual in {unit}: if it is in {unit}, write the unit"
+                    f" into the header, as in {column.name} [{unit}]."
+                )
+                break
+    return unit_warnings
+
+
+def warn_of_outliers(
+    schema: Schema, samples: Samples, scaled: NDArray[Any], explained: Mapping[str, str]
+) -> list[str]:
+    """Return a warning for each column with a number far from all training values.
+
+    `explained` has the columns that have another warning.
+    """
     if schema.scale == "none":
         return []
     at, outliers = 0, []
     for column in schema.columns:
-        if column.kind == "number" and (rows := np.flatnonzero(np.abs(scaled[:, at]) > FAR)).size:
+        rows = np.flatnonzero(np.abs(scaled[:, at]) > FAR)
+        if column.kind == "number" and column.name not in explained and rows.size:
             first = int(rows[0])
             outliers.append(
                 f"{column.name!r} is {samples.x[first, at]:g} in row {samples.rows[first]}, far"
@@ -333,7 +379,12 @@ def predict(path: Path, allow_unknown: bool = False, id_columns: Sequence[str] =
     x = normalise(samples.x, how["divisor"], how["mean"], how["std"])
     warnings = samples.warnings
     if schema is not None:
-        warnings = (*warnings, *warn_of_outliers(schema, samples, x))
+        units = warn_of_units(schema, samples, how["mean"], how["std"])
+        warnings = (
+            *warnings,
+            *units.values(),
+            *warn_of_outliers(schema, samples, x, units),
+        )
     fill = next(iter(how["fills"].values()), None)
     if fill is not None:
         x = fill_missing(x, fill, how["marked"])

@@ -35,6 +35,8 @@ from comity.data.preparation import DECIMAL_COMMA, NUMBER, detect_separator, wit
 from comity.text import join_names
 
 MISSING = ("", "?")
+MARKUP = ("<!doctype", "<html", "<?xml")
+"""How the first line of a page begins that was saved in place of a table."""
 MOST_BLANK = 1_000_000
 
 
@@ -45,6 +47,8 @@ class RawTable:
     path: Source
     names: list[str]
     columns: list[Array] = field(repr=False)
+    rows: NDArray[np.int64] | None = field(default=None, repr=False)
+    """The numbers of the rows in the file, from 0 below the header, if some were left out."""
 
     @cached_property
     def _positions(self) -> dict[str, int]:
@@ -71,6 +75,11 @@ class RawTable:
     def codes(self, name: str, values: Sequence[str]) -> NDArray[np.int64]:
         """The column as positions in `values`, -1 where it is missing."""
         return codes(self[name], values, self.place(name))
+
+    def take(self, rows: NDArray[np.int64]) -> RawTable:
+        """The table with these rows only."""
+        numbers = rows if self.rows is None else self.rows[rows]
+        return RawTable(self.path, self.names, [column[rows] for column in self.columns], numbers)
 
     def place(self, name: str) -> str:
         """The name of a column in messages."""
@@ -137,6 +146,7 @@ def read_csv(
     marks = DecimalMarks(path)
     with open_binary(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         first_line = next(text, "")
+        _refuse_markup(path, first_line)
         separator = detect_separator(first_line) if delimiter is None else delimiter
         convert = without_decimal_comma if delimiter is None and separator != "," else str
         # An ignored line becomes a blank line, so that line numbers stay those of the file.
@@ -188,6 +198,12 @@ def read_csv(
         raise file_error(path, "has no rows")
     _check_names(path, names)
     return RawTable(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
+
+
+def _refuse_markup(path: Source, first_line: str) -> None:
+    """Refuse a page that was saved in place of a table."""
+    if first_line.lstrip().lower().startswith(MARKUP):
+        raise file_error(path, "is a web page or another kind of markup, not a table")
 
 
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+")

@@ -405,7 +405,13 @@ def _parse_answer(entry: dict[str, Any]) -> PartyVerdict:
     }
     power = TypeAdapter(Power | None).validate_python(entry.get("power"))
     return PartyVerdict(
-        entry["party"], entry["verdict"], entry["says"], entry["method"], estimates, power
+        entry["party"],
+        entry["verdict"],
+        entry["says"],
+        entry["method"],
+        estimates,
+        power,
+        TypeAdapter(int | None).validate_python(entry.get("samples")),
     )
 
 

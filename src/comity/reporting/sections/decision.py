@@ -69,9 +69,16 @@ def _use(best: MethodSummary, group: RunGroup) -> str:
     run = method.finished[0].folder
     hurt = [party for party, estimate in best.gains.items() if estimate.hurt]
     keep = f" {join_names(hurt)}, clearly hurt, should keep a model of their own." if hurt else ""
-    part = " (of fold 0, trained without a part of the samples)" if group.folds > 1 else ""
+    if group.folds > 1:  # no run of a fold trains on all samples
+        train = shell_line(
+            "comity", "run", run / "config.toml", "--test", "own(0.1)", "--out", "final"
+        )
+        return (
+            "Train a final model on nine tenths of all samples, as no fold did, then export it:"
+            f" {train}, and comity export final --party NAME.{keep}"
+        )
     command = shell_line("comity", "export", run, "--party", "NAME")
-    return f"Export a party's model{part}: {command}.{keep}"
+    return f"Export a party's model: {command}.{keep}"
 
 
 def samples_tested(group: RunGroup) -> int:
