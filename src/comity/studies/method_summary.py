@@ -10,12 +10,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from comity.algorithms import find, options
 from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
+from comity.names import OWN_MODELS, display_name
+from comity.plugins import is_code
 from comity.privacy.account import epsilon_for_json, format_epsilon, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.runs.step_warnings import step_warnings
 from comity.runs.summary import no_round_counted
+from comity.spec import parse, split
 from comity.studies.estimate import OVER_SOLO, Baseline, Estimate
 from comity.studies.party_verdicts import average_gain, estimates, without_few
 from comity.text import join_names
@@ -218,6 +222,7 @@ def method_summary(
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
     plain_metric = EXPLAINED.name if metric == EXPLAINED.name else ACCURACY.name
     plain = [block for summary in summaries if _has_figure(block := summary[plain_metric] or {})]
+    of_parties = estimates(reliable, same, methods, by)
     return MethodSummary(
         algorithm,
         metric,
@@ -227,7 +232,7 @@ def method_summary(
         worst=[min(v for v in block["per_party"].values() if v is not None) for block in plain],
         gain=average_gain(gains, methods, by),
         gain_of_judged=average_gain(reliable, methods, by),
-        gains=estimates(reliable, same, methods, by),
+        gains=of_parties,
         parties=summaries[0]["parties"] if summaries else 0,
         bytes={
             kind: statistics.mean(summary["bytes"][kind] for summary in summaries)
@@ -236,7 +241,7 @@ def method_summary(
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
-        caveats=_caveats(algorithm, summaries),
+        caveats=[*_caveats(algorithm, summaries), *caveats_of_constants(algorithm, of_parties)],
         epsilon=_largest_epsilon(summaries),
         has_noise=any((summary.get("privacy") or {}).get("unit") for summary in summaries),
         rounds=_mean([summary["rounds"] for summary in summaries]),
@@ -283,6 +288,35 @@ def _caveats(algorithm: str, summaries: Sequence[Mapping[str, Any]]) -> list[str
             if text not in step_warnings(summary):
                 runs_with.setdefault(text, []).append(summary)
     return [f"{algorithm}, {_name_runs(runs)}: {text}" for text, runs in runs_with.items()]
+
+
+def caveats_of_constants(algorithm: str, gains: Mapping[str, Estimate]) -> list[str]:
+    """Return a caveat if all parties are clearly hurt by a method whose losses have weights.
+
+    The defaults are those of papers. With another network or step size they may be far too large.
+
+    Args:
+        algorithm: The name of the method.
+        gains: The parties' gains.
+    """
+    hurt = [gain for gain in gains.values() if gain.hurt]
+    if len(hurt) < FEWEST_TO_LEAVE_OUT or len(hurt) < len(gains) or algorithm in OWN_MODELS:
+        return []
+    specs = [parse(part) for part in split(algorithm, "+")]
+    weights = {
+        f"{spec.name}'s {name}": f"{spec.name}({name}=...)"
+        for spec in specs
+        if not is_code(spec.name)
+        for name, option in options(find(spec.name)).items()
+        if "weight of" in option.doc
+    }
+    if not weights:
+        return []
+    return [
+        f"{display_name(algorithm)}: all {len(gains)} parties are clearly hurt. The weights of its"
+        f" losses ({join_names(list(weights))}) were chosen for the networks and step sizes of its"
+        f" paper: try smaller ones, as in '{next(iter(weights.values()))}'."
+    ]
 
 
 def _name_runs(runs: Sequence[Mapping[str, Any]]) -> str:
