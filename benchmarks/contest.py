@@ -3,9 +3,10 @@ round for every `go`.
 
 A contestant calls `pause` when it is ready and after each round. On its standard output it says in
 JSON, a line each, `{"ready": SECONDS}` since its process started, and `{"seconds": S, "memory":
-MB}` of every round; whatever its framework prints goes to standard error. Memory is the sum, over
-the contestant's process and all below it, of the most that each ever held: pages that processes
-share count for each of them.
+MB, "resident": MB}` of every round; whatever its framework prints goes to standard error. Both
+memories are sums over the contestant's process and all below it. `memory` is the most that each
+ever held: pages that processes share count for each of them. `resident` is what they hold when the
+round ends (PSS): a page that two processes share counts for each of them by half.
 """
 
 from __future__ import annotations
@@ -55,8 +56,13 @@ class Contest:
         if self._begin is None:
             self._say({"ready": _age()})
         else:
+            processes = tree(os.getpid())
             self._say(
-                {"seconds": now - self._begin, "memory": sum(map(_peak, tree(os.getpid()))) / 1e6}
+                {
+                    "seconds": now - self._begin,
+                    "memory": sum(map(_peak, processes)) / 1e6,
+                    "resident": sum(map(_resident, processes)) / 1e6,
+                }
             )
         order = sys.stdin.readline()
         for follower in self.followers:
@@ -101,8 +107,18 @@ def _age() -> float:
 
 def _peak(pid: int) -> int:
     """The most memory that a process ever held, in bytes."""
+    return _bytes_of(f"/proc/{pid}/status", "VmHWM:")
+
+
+def _resident(pid: int) -> int:
+    """The memory that a process holds now, in bytes: its share of pages that others have as well."""
+    return _bytes_of(f"/proc/{pid}/smaps_rollup", "Pss:")
+
+
+def _bytes_of(file: str, entry: str) -> int:
+    """An entry in kB of a file of the system about a process; 0 for a process that has ended."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        lines = Path(file).read_text(errors="replace").splitlines()
     except OSError:
         return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(entry)), 0)

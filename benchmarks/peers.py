@@ -17,7 +17,8 @@ neighbours is what counts, and the median and the quartiles over all rounds are 
 rounds warm up and are not counted. Start-up is the time from a process' start until it is ready,
 and what its first round took longer than the median of the others: some put off until then what
 others do before. Memory is the sum of the peaks of all processes of a contestant, in which shared
-pages count for each.
+pages count for each. PSS is what they hold after a round (the largest sum over the rounds), in
+which a page that two processes share counts for each of them by half.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class Contestant:
     ratios: list[float] = field(default_factory=list)
     """To the bare loop's round just before."""
     memory: float = 0.0
+    resident: float = 0.0
 
     def hear(self) -> dict[str, float]:
         """The next thing it says."""
@@ -98,6 +100,7 @@ class Contestant:
         heard = self.hear()
         self.signal(signal.SIGSTOP)
         self.memory = max(self.memory, heard["memory"])
+        self.resident = max(self.resident, heard["resident"])
         return heard["seconds"]
 
     @property
@@ -168,14 +171,14 @@ def compete(work: str, mode: str, names: list[str], rounds: int) -> list[Contest
 def show(work: str, field: list[Contestant]) -> str:
     """A work's lines of the table; returns how Comity fares, in a sentence."""
     bare, middles = field[0], {}
-    print(f"{work:16}{'bare':10}{1:8.2f}   {'':16}{1:10.2f}{bare.memory:10.0f}")
+    print(f"{work:16}{'bare':10}{1:8.2f}   {'':16}{1:10.2f}{bare.memory:10.0f}{bare.resident:8.0f}")
     for contestant in field[1:]:
         low, middle, high = statistics.quantiles(contestant.ratios, n=4, method="inclusive")
         middles[contestant.name] = middle
         start, spread = contestant.start_up / bare.start_up, f"{low:.2f} to {high:.2f}"
         print(
             f"{work:16}{contestant.name:10}{middle:8.2f}  "
-            f" {spread:16}{start:10.2f}{contestant.memory:10.0f}",
+            f" {spread:16}{start:10.2f}{contestant.memory:10.0f}{contestant.resident:8.0f}",
             flush=True,
         )
     ours = middles.pop("comity", None)
@@ -205,7 +208,7 @@ def main() -> None:
         )
         print(
             f"{'work':16}{'contestant':10}{'ratio':>8}  "
-            f" {'quartiles':16}{'start-up':>10}{'memory MB':>10}",
+            f" {'quartiles':16}{'start-up':>10}{'memory MB':>10}{'PSS MB':>8}",
             flush=True,
         )
         verdicts = []

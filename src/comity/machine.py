@@ -98,6 +98,32 @@ def private_memory(pid: int) -> int:
     return 0
 
 
+def trim_memory() -> None:
+    """Return the memory that was freed to the system, where the C library can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class FreedMemory:
+    """Counts freed memory, and returns it to the system after each 32 MB.
+
+    For work that frees one item's memory while it needs memory for the next: freed blocks lie
+    between blocks in use, are too small for what comes next, and the C library keeps them.
+    """
+
+    STEP = 32 << 20
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    def add(self, size: int) -> None:
+        """So many bytes were freed."""
+        self._waiting += size
+        if self._waiting >= self.STEP:
+            trim_memory()
+            self._waiting = 0
+
+
 def check_fits(what: str, needed: int) -> None:
     """Raise `UsageError` if something needs more memory than the machine has.
 

@@ -58,16 +58,17 @@ class Samples:
                 " width)."
             )
         check_channels_first(whose, inputs.shape[1:])
+        copy = torch.empty(inputs.shape)  # torch's memory starts at a multiple of 64 bytes
         with np.errstate(over="ignore"):  # overflows become infinite and are refused below
-            inputs = np.array(inputs, dtype=np.float32, order="C")
-        rows = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
+            np.copyto(copy.numpy(), inputs, casting="unsafe")
+        rows = np.flatnonzero(~np.isfinite(copy.flatten(1).numpy()).all(axis=1))
         if len(rows):
             raise UsageError(
                 f"The x of {whose} holds values that are not finite (first in sample {rows[0]});"
                 " remove or fill them."
             )
         if amounts:
-            return Samples(torch.from_numpy(inputs), _amounts(whose, labels))
+            return Samples(copy, _amounts(whose, labels))
         if not np.isfinite(labels).all() or (labels != np.floor(labels)).any():
             raise UsageError(
                 f"The labels of {whose} must be whole numbers; number the classes 0, 1, 2, ..."
@@ -77,13 +78,18 @@ class Samples:
                 f"The labels of {whose} run from {labels.min()} to {labels.max()}; number the"
                 " classes 0, 1, 2, ..."
             )
-        return Samples(torch.from_numpy(inputs), torch.from_numpy(np.array(labels, dtype=np.int64)))
+        return Samples(copy, torch.from_numpy(np.array(labels, dtype=np.int64)))
 
     def __repr__(self) -> str:
         return f"<{len(self):,} samples of shape {self.shape}>"
 
     def __len__(self) -> int:
         return self.y.shape[0]  # len() of a tensor is a call through Python
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of inputs and labels."""
+        return self.x.nbytes + self.y.nbytes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,10 +105,7 @@ class Samples:
 
     def digest(self) -> str:
         """A short digest of exactly these values."""
-        digest = blake2b(repr(tuple(self.x.shape)).encode(), digest_size=16)
-        for tensor in (self.x, self.y):
-            digest.update(np.ascontiguousarray(tensor.numpy()).data)
-        return digest.hexdigest()
+        return digest_of([self])
 
 
 def _amounts(whose: str, labels: NDArray[Any]) -> Tensor:
@@ -165,6 +168,15 @@ def check_channels_first(whose: str, shape: tuple[int, ...]) -> None:
             " height x width x channels: give channels x height x width, as x.transpose(0, 3, 1, 2)"
             " of a numpy array, or x.permute(0, 3, 1, 2) of a tensor."
         )
+
+
+def digest_of(parts: Sequence[Samples]) -> str:
+    """The digest of samples whose parts lie in several tensors, as if they were in one."""
+    shape = (sum(map(len, parts)), *parts[0].shape)
+    digest = blake2b(repr(shape).encode(), digest_size=16)
+    for tensor in (*(part.x for part in parts), *(part.y for part in parts)):
+        digest.update(np.ascontiguousarray(tensor.numpy()).data)
+    return digest.hexdigest()
 
 
 def combine(parts: Iterable[object]) -> str:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from comity.base.key import Key
-from comity.base.samples import Array, Ints, PartyData, Samples, combine
-from comity.data.frames import frame_schema, named_columns
+from comity.base.samples import Array, Ints, PartyData, Samples, combine, digest_of
+from comity.data.frames import FrameColumns
 from comity.data.preparation import Schema
 from comity.data.protocols import OwnPart, OwnSamples, check_validation, stratified, under_seed
-from comity.data.split import Share, Split, check_name
+from comity.data.split import Indices, Share, Split, check_name
 from comity.errors import UsageError, unknown
 from comity.html import view
+from comity.machine import FreedMemory
 from comity.spec import coerce
 
 Pair = tuple[Array, Array]
@@ -326,27 +327,32 @@ class Federation:
             raise UsageError(
                 "A federation needs a dict with at least one party, as in {'north': (x, y)}."
             )
-        parties, columns = named_columns(parties)
+        columns = FrameColumns.of(parties)
+        inputs = dict(parties)
+        del parties  # frees, as they are read, arrays that the caller does not keep
         key = Key.root(partition_seed).fold("data")
         amounts = classes == 0
-        samples_by_party = {
-            name: _read_party(name, value, amounts) for name, value in parties.items()
-        }
+        # Only one party's samples are in memory twice, beside the arrays that the caller keeps.
+        freed = FreedMemory()
+        arrays: dict[str, _PartyArrays] = {}
+        for name in list(inputs):
+            arrays[name] = _read_party(name, columns.arrays(inputs.pop(name)), amounts)
+            freed.add(arrays[name].nbytes)
         shape = _check_same_shape(
-            {f"party {name!r}": samples for name, (samples, _) in samples_by_party.items()}
+            {f"party {name!r}": party.samples for name, party in arrays.items()}
         )
         if not amounts:
-            classes = _count_classes(
-                {name: samples for name, (samples, _) in samples_by_party.items()}, classes
-            )
+            classes = _count_classes({name: party.y for name, party in arrays.items()}, classes)
 
         data: dict[str, PartyData] = {}
         shares: dict[str, Share] = {}
-        for name, (samples, tests) in samples_by_party.items():
-            y = np.zeros(len(samples), np.int64) if amounts else samples.y.numpy()
-            positions = np.arange(len(samples))
-            if tests:
-                train_positions, test_positions = positions[:-tests], positions[-tests:]
+        digests: list[tuple[str, str]] = []
+        for name in list(arrays):
+            party = arrays.pop(name)
+            digests.append((name, party.digest()))
+            y = np.zeros(len(party.y), np.int64) if amounts else party.y.numpy()
+            if party.tests:
+                train_positions, test_positions = np.split(np.arange(len(y)), [len(party.samples)])
             else:
                 train_positions, test_positions = rule.divide(
                     OwnPart.whole(name, y), key.fold("test", name).numpy()
@@ -354,17 +360,16 @@ class Federation:
             shares[name] = share(
                 name, y, train_positions, test_positions, validation=validation, key=key
             )
-            train, validation_part, test_part = (
-                samples.take(i)
-                for i in (shares[name].train, shares[name].validation, test_positions)
+            data[name] = PartyData(
+                _take(party.samples, shares[name].train),
+                _take(party.samples, shares[name].validation),
+                party.tests or _take(party.samples, tuple(test_positions.tolist())),
             )
-            data[name] = PartyData(train, validation_part, test_part)
-        fingerprint = combine(
-            (name, samples.digest()) for name, (samples, _) in samples_by_party.items()
-        )
+            freed.add(party.nbytes)
+        fingerprint = combine(digests)
         split = Split("arrays", fingerprint, "given", test, validation, seed, shares)
         return Federation(
-            "arrays", data, classes or 0, shape, split, schema=frame_schema(columns, classes or 0)
+            "arrays", data, classes or 0, shape, split, schema=columns.schema(classes or 0)
         )
 
 
@@ -404,21 +409,49 @@ def _in_order(data: PartyData, part: Share) -> tuple[Samples, Ints]:
     return samples.take(order), positions[order]
 
 
-def _read_party(name: str, party_input: PartyInput, amounts: bool) -> tuple[Samples, int]:
-    """A party's samples, and how many at their end are the test samples that it gave."""
+class _PartyArrays(NamedTuple):
+    """The samples that a party gave."""
+
+    samples: Samples
+    tests: Samples | None
+    """Its test samples, if it gave them apart. Their positions follow those of `samples`."""
+
+    @property
+    def parts(self) -> list[Samples]:
+        return [self.samples, self.tests] if self.tests else [self.samples]
+
+    @property
+    def y(self) -> Tensor:
+        return torch.cat([part.y for part in self.parts])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def digest(self) -> str:
+        return digest_of(self.parts)
+
+
+def _read_party(name: str, party_input: PartyInput, amounts: bool) -> _PartyArrays:
+    """Checked copies of a party's arrays."""
     check_name(name)
     value = _unpack(name, party_input)
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise UsageError(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
     # Lists are arrays; only tuples are pairs.
     if not all(isinstance(part, tuple) and len(part) == 2 for part in value):
-        return Samples.of(f"party {name!r}", *value, amounts=amounts), 0
-    train, test = (
+        return _PartyArrays(Samples.of(f"party {name!r}", *value, amounts=amounts), None)
+    train, tests = (
         Samples.of(f"{what} of party {name!r}", *pair, amounts=amounts)
         for what, pair in zip(("the training part", "the test part"), value, strict=True)
     )
-    _check_same_shape({f"the training part of party {name!r}": train, "its test part": test})
-    return Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y])), len(test)
+    _check_same_shape({f"the training part of party {name!r}": train, "its test part": tests})
+    return _PartyArrays(train, tests)
+
+
+def _take(samples: Samples, positions: Indices) -> Samples:
+    """The samples at these positions, which are in order; not copied if they are all."""
+    return samples if len(positions) == len(samples) else samples.take(positions)
 
 
 def _unpack(name: str, value: Any) -> Any:
@@ -459,18 +492,18 @@ def _check_same_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
     return expected
 
 
-def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
+def _count_classes(labels: dict[str, Tensor], classes: int | None) -> int:
     """The number of classes: `classes` if given, otherwise the largest label plus 1."""
     if classes is None:
-        inferred = 1 + max(int(s.y.max()) for s in samples.values())
-        if inferred > sum(map(len, samples.values())):
+        inferred = 1 + max(int(y.max()) for y in labels.values())
+        if inferred > sum(map(len, labels.values())):
             raise UsageError(
                 f"The labels reach {inferred - 1}, but there are fewer samples than that; "
                 "number the classes from 0, or give their number with classes=..."
             )
-        labels = np.unique(np.concatenate([s.y.numpy() for s in samples.values()]))
-        if len(labels) < inferred:
-            missing = sorted(set(range(inferred)) - set(labels.tolist()))
+        present = np.unique(np.concatenate([y.numpy() for y in labels.values()]))
+        if len(present) < inferred:
+            missing = sorted(set(range(inferred)) - set(present.tolist()))
             raise UsageError(
                 f"No party has a sample of class {missing[0]}, but labels reach {inferred - 1}:"
                 " number the classes from 0 without gaps (names, y = numpy.unique(y,"
@@ -479,10 +512,10 @@ def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
             )
         return inferred
     count: int = coerce("classes", classes, int)
-    for name, part in samples.items():
-        if part.y.max() >= count:
+    for name, y in labels.items():
+        if y.max() >= count:
             raise UsageError(
-                f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than"
+                f"Party {name!r} has the label {int(y.max())}, but labels must be less than"
                 f" classes={count}."
             )
     return count

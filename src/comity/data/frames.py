@@ -2,56 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from comity.data.preparation import Column, Schema
 from comity.errors import UsageError
 
 
-def named_columns(parties: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Convert frames to arrays with the columns in the order of the first frame.
+@dataclass(frozen=True)
+class FrameColumns:
+    """The columns of parties' frames, in the order of the first frame."""
 
-    Returns:
-        The parties with arrays in place of frames, and the column names. The names are empty if
-        some input is not a frame.
-    """
-    first: list[str] = []
-    frames = 0
-    inputs = 0
+    order: tuple[str, ...]
+    """Empty if no party gives a frame."""
+    names: tuple[str, ...]
+    """The same; empty if some input is not a frame."""
 
-    def align(party: str, x: Any) -> Any:
-        nonlocal frames, inputs, first
-        inputs += 1
-        # Frames are recognised by their methods, because pandas need not be installed.
-        if not (hasattr(x, "columns") and hasattr(x, "to_numpy")):
-            return x
-        frames += 1
-        names = list(map(str, x.columns))
-        first = first or names
-        if sorted(names) != sorted(first) or len(set(names)) < len(names):
-            other = next(iter(parties))
-            odd = sorted(set(names) ^ set(first)) or names
-            raise UsageError(
-                f"The columns of party {party!r} differ from those of {other!r}, or one occurs"
-                f" twice: see {odd[0]!r}."
-            )
-        return x.to_numpy()[:, [names.index(name) for name in first]]
+    @staticmethod
+    def of(parties: Mapping[str, Any]) -> FrameColumns:
+        """The columns of all parties, which must be the same."""
+        order: tuple[str, ...] = ()
+        only_frames = True
+        for party, value in parties.items():
+            for x in _inputs(value):
+                if not _is_frame(x):
+                    only_frames = False
+                    continue
+                names = tuple(map(str, x.columns))
+                order = order or names
+                if sorted(names) != sorted(order) or len(set(names)) < len(names):
+                    other = next(iter(parties))
+                    odd = sorted(set(names) ^ set(order)) or names
+                    raise UsageError(
+                        f"The columns of party {party!r} differ from those of {other!r}, or one"
+                        f" occurs twice: see {odd[0]!r}."
+                    )
+        return FrameColumns(order, order if only_frames else ())
 
-    def pair(party: str, value: Any) -> Any:
-        if not isinstance(value, tuple | list) or len(value) != 2:
+    def arrays(self, value: Any) -> Any:
+        """A party's input with arrays in place of frames, their columns in order."""
+        if not _is_pair(value):
             return value  # refused when the party is read, with a better message
-        if all(isinstance(part, tuple) and len(part) == 2 for part in value):
-            return tuple((align(party, x), y) for x, y in value)
-        return (align(party, value[0]), value[1])
+        if _is_pair_of_pairs(value):
+            return tuple((self._array(x), y) for x, y in value)
+        return (self._array(value[0]), value[1])
 
-    aligned = {party: pair(party, value) for party, value in parties.items()}
-    return aligned, tuple(first) if frames == inputs else ()
+    def _array(self, x: Any) -> Any:
+        if not _is_frame(x):
+            return x
+        names = list(map(str, x.columns))
+        return x.to_numpy()[:, [names.index(name) for name in self.order]]
+
+    def schema(self, classes: int) -> Schema | None:
+        """The schema of numeric columns that are used without scaling; None without names."""
+        columns = tuple(Column(name, "number") for name in self.names)
+        if not columns:
+            return None
+        return Schema(columns, "label", tuple(map(str, range(classes))), scale="none")
 
 
-def frame_schema(names: tuple[str, ...], classes: int) -> Schema | None:
-    """The schema of numeric columns that are used without scaling; None without names."""
-    columns = tuple(Column(name, "number") for name in names)
-    return (
-        Schema(columns, "label", tuple(map(str, range(classes))), scale="none") if names else None
-    )
+def _inputs(value: Any) -> Iterator[Any]:
+    """Every x of a party's input."""
+    if _is_pair(value):
+        yield from (x for x, _ in value) if _is_pair_of_pairs(value) else (value[0],)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2
+
+
+def _is_pair_of_pairs(value: Any) -> bool:
+    return all(isinstance(part, tuple) and len(part) == 2 for part in value)
+
+
+def _is_frame(x: Any) -> bool:
+    """Whether x is a frame. It is recognised by its methods, because pandas need not be
+    installed.
+    """
+    return hasattr(x, "columns") and hasattr(x, "to_numpy")

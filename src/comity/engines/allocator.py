@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 
+from comity.machine import trim_memory
+
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # as in malloc.h
 LARGEST = 32 << 20  # the allocator ignores a larger mmap threshold
 DEFAULT = 128 << 10
@@ -37,9 +39,3 @@ def keeping_freed_memory() -> Iterator[None]:
     finally:
         _set(trim=DEFAULT, pad=DEFAULT, mmap=DEFAULT)
         trim_memory()
-
-
-def trim_memory() -> None:
-    """Return free memory to the system."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -21,7 +21,7 @@ import torch
 from comity.base.key import Key
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
-from comity.engines.allocator import keep_freed_memory, trim_memory
+from comity.engines.allocator import keep_freed_memory
 from comity.engines.engine import Scheduler
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import (
@@ -32,7 +32,7 @@ from comity.engines.workers import (
     always_open,
 )
 from comity.errors import ComityError, UsageError, describe, describe_exit
-from comity.machine import can_fork, signal_at_end_of_parent
+from comity.machine import can_fork, signal_at_end_of_parent, trim_memory
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
