@@ -58,17 +58,15 @@ class Samples:
                 " width)."
             )
         check_channels_first(whose, inputs.shape[1:])
-        copy = torch.empty(inputs.shape)  # torch's memory starts at a multiple of 64 bytes
-        with np.errstate(over="ignore"):  # overflows become infinite and are refused below
-            np.copyto(copy.numpy(), inputs, casting="unsafe")
-        rows = np.flatnonzero(~np.isfinite(copy.flatten(1).numpy()).all(axis=1))
+        values = _copied(inputs, torch.float32)
+        rows = np.flatnonzero(~np.isfinite(values.flatten(1).numpy()).all(axis=1))
         if len(rows):
             raise UsageError(
                 f"The x of {whose} holds values that are not finite (first in sample {rows[0]});"
                 " remove or fill them."
             )
         if amounts:
-            return Samples(copy, _amounts(whose, labels))
+            return Samples(values, _amounts(whose, labels))
         if not np.isfinite(labels).all() or (labels != np.floor(labels)).any():
             raise UsageError(
                 f"The labels of {whose} must be whole numbers; number the classes 0, 1, 2, ..."
@@ -78,7 +76,7 @@ class Samples:
                 f"The labels of {whose} run from {labels.min()} to {labels.max()}; number the"
                 " classes 0, 1, 2, ..."
             )
-        return Samples(copy, torch.from_numpy(np.array(labels, dtype=np.int64)))
+        return Samples(values, _copied(labels, torch.int64))
 
     def __repr__(self) -> str:
         return f"<{len(self):,} samples of shape {self.shape}>"
@@ -110,14 +108,24 @@ class Samples:
 
 def _amounts(whose: str, labels: NDArray[Any]) -> Tensor:
     """Labels that are real numbers, as float32."""
-    with np.errstate(over="ignore"):
-        targets = np.array(labels, dtype=np.float32)
-    if not np.isfinite(targets).all():
+    targets = _copied(labels, torch.float32)
+    finite = np.isfinite(targets.numpy())
+    if not finite.all():
         raise UsageError(
             f"The y of {whose} holds values that are not finite (first in sample"
-            f" {int(np.argmin(np.isfinite(targets)))})."
+            f" {int(np.argmin(finite))})."
         )
-    return torch.from_numpy(targets)
+    return targets
+
+
+def _copied(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """A copy that begins at a multiple of 64 bytes, as numpy's memory need not. Numbers beyond the
+    type's range become infinite.
+    """
+    copy = torch.empty(values.shape, dtype=dtype)
+    with np.errstate(over="ignore"):
+        np.copyto(copy.numpy(), values, casting="unsafe")
+    return copy
 
 
 @dataclass(frozen=True, eq=False)
