@@ -80,6 +80,7 @@ class Settings(TypedDict, total=False):
     bn: Literal["all", "params_only", "none"]
     init: Literal["common", "random", "own"]
     cut: str | None
+    precision: Literal["float32", "bf16"]
     opt_state: Literal["reset", "keep"]
     last_batch: Literal["keep", "drop"]
     newcomers: int
@@ -139,6 +140,7 @@ def run(
     bn: Literal["all", "params_only", "none"] = "all",
     init: Literal["common", "random", "own"] = "common",
     cut: str | None = None,
+    precision: Literal["float32", "bf16"] = "float32",
     opt_state: Literal["reset", "keep"] = "reset",
     last_batch: Literal["keep", "drop"] = "keep",
     newcomers: int = 0,
@@ -215,6 +217,9 @@ def run(
         init: initial weights: the model's own, or drawn if it has none, the same for all parties
             (common); drawn anew, the same for all (random); drawn for each party (own)
         cut: stage whose output is the representation; default: chosen by the model
+        precision: precision of the forward and backward passes in training: float32, or bf16
+            (faster for convolutions on processors with bfloat16 instructions); weights, updates,
+            averages and evaluation are float32
         opt_state: optimizer state of the parties between rounds
         last_batch: last batch of an epoch, if it is smaller than the others
         newcomers: number of parties (the last ones) that join only after training, and are then

@@ -116,6 +116,7 @@ NAMES: dict[str, dict[str, str]] = {
             "absent": "dropout-rate client-drop-rate stragglers drop-rate",
             "augment": "augmentation transforms",
             "optimizer": "optim opt local-optimizer",
+            "precision": "amp mixed-precision autocast dtype bf16 bfloat16",
         }
     ),
 }

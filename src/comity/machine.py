@@ -72,6 +72,17 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def computes_bfloat16() -> bool:
+    """Return whether the processor has instructions for bfloat16: AVX-512 or AMX on x86, or those
+    of ARM; True if unknown.
+    """
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        flags = next(line for line in lines if line.startswith(("flags", "Features"))).split()
+        return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+    return True
+
+
 PR_SET_PDEATHSIG = 1  # as in prctl.h
 
 

@@ -89,6 +89,11 @@ class Dp(AsHost[None]):
             )
 
     def check(self, info: Info) -> None:
+        if info.training.precision != "float32":
+            raise UsageError(
+                f"dp is not supported with precision={info.training.precision}: the gradient of"
+                " each record is clipped and summed in float32; use precision=float32."
+            )
         if self.level != "party" and any(task.network.norms for task in info.tasks):
             raise UsageError(
                 f"dp cannot train {info.task.network.name}: BatchNorm couples the records of a"

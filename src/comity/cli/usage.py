@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "last_batch",
         "optimizer",
         "lr",
+        "precision",
         "opt_state",
     ),
     "Rounds": ("rounds", "participation", "patience", "seed", "set", "party"),

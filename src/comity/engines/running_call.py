@@ -101,6 +101,11 @@ class RunningCall:
             self._resume(self._coroutine.throw, why)
             return
         if isinstance(request, FoldRequest):
+            if request.training.precision != "float32":
+                self.warning = (
+                    f"{self._name} takes steps of its own, which stay in float32: precision="
+                    f"{request.training.precision} has no effect on them."
+                )
             self.steps += count.total
             self._resume(self._coroutine.send, result)
         else:

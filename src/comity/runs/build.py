@@ -30,7 +30,7 @@ from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import Batched, gains_by_stacking
 from comity.engines.watched import Watched
 from comity.errors import UsageError
-from comity.machine import can_fork
+from comity.machine import can_fork, computes_bfloat16
 from comity.metrics.calibration import calibration_split
 from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import LEAST, LEAST_OF_CLASS, METRICS, TWO, check_fits
@@ -78,6 +78,8 @@ class SimulatedRun(ServerRun):
             | {"weights", "rounds", "eval_every", "eval_share", "patience", "absent"}
             | {"secure_aggregation", "secure_aggregation_range", "calibrate"}
         )
+        if settings["precision"] == "float32":  # keys of runs from before this setting stay
+            del settings["precision"]
         networks = {id(task): task.network for task in self.info.tasks}.values()
         digests = [n.given_digest + n.digest for n in networks if isinstance(n, Pretrained)]
         secret = combine(
@@ -274,7 +276,9 @@ def prepare(
     settings, algorithm = job.privacy.with_noise()
     job = replace(job, experiment=settings, algorithm=algorithm)
     return replace(
-        job, experiment=_resolve_auto(job, device), setting_warnings=_without_effect(experiment)
+        job,
+        experiment=_resolve_auto(job, device),
+        setting_warnings=(*_without_effect(experiment), *_precision_warnings(job, device)),
     )
 
 
@@ -292,6 +296,28 @@ def _without_effect(experiment: Experiment) -> tuple[str, ...]:
             " after another, with the same results.",
         )
     return ()
+
+
+def _precision_warnings(job: SimulatedRun, device: torch.device) -> list[str]:
+    """What to know about a run whose networks compute in bfloat16, a sentence each."""
+    experiment = job.experiment
+    if experiment.precision == "float32":
+        return []
+    texts = []
+    name = f"precision={experiment.precision}"
+    if device.type == "cpu" and not computes_bfloat16():
+        texts.append(
+            f"This processor has no instructions for bfloat16, so that {name} is slower than"
+            " precision=float32."
+        )
+    if experiment.engine == "auto" and _engine(job, device)[0] != "stacked" and _stacks(job):
+        in_float32 = replace(job, experiment=experiment.but(precision="float32"))
+        if _engine(in_float32, device)[0] == "stacked":
+            texts.append(
+                f"{name} is not supported on engine stacked, which is the fastest for these"
+                f" networks: {_engine(job, device)[0]} is used."
+            )
+    return texts
 
 
 def _has_workers(experiment: Experiment) -> bool:
@@ -359,7 +385,8 @@ def _engine(job: SimulatedRun, device: torch.device) -> tuple[str, int]:
         device.type != "cpu" or job.cost.seconds() <= 1.0
     ):  # forking workers costs a tenth of a second
         workers = 1
-    if device.type == "cpu" and _stacks(job) and job.info.cohort >= MIN_STACKED * workers:
+    can_stack = device.type == "cpu" and experiment.precision == "float32"
+    if can_stack and _stacks(job) and job.info.cohort >= MIN_STACKED * workers:
         return "stacked", workers
     return ("process" if workers > 1 else "loop"), workers
 

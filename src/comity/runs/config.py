@@ -21,7 +21,7 @@ from comity.models.referenced_weights import WeightsReference
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
 from comity.spec import MAX_INT, call, parse, split
-from comity.training.settings import Training
+from comity.training.settings import Precision, Training
 
 
 def _absolute_names(names: Any) -> Any:
@@ -230,6 +230,14 @@ class Experiment(BaseModel):
         None,
         description="stage whose output is the representation; default: chosen by the model",
     )
+    precision: Precision = Field(
+        "float32",
+        description=(
+            "precision of the forward and backward passes in training: float32, or bf16 (faster for"
+            " convolutions on processors with bfloat16 instructions); weights, updates, averages"
+            " and evaluation are float32"
+        ),
+    )
     opt_state: Literal["reset", "keep"] = Field(
         "reset", description="optimizer state of the parties between rounds"
     )
@@ -341,6 +349,7 @@ class Experiment(BaseModel):
             name: getattr(self, name) for name in ("lr", "batch", "epochs", "steps")
         }
         common["keep"] = self.opt_state == "keep"
+        common["precision"] = self.precision
 
         def sgd(momentum: float = 0.0, decay: float = 0.0) -> Training:
             return Training("sgd", momentum=momentum, decay=decay, **common)
@@ -421,11 +430,17 @@ def _check_secure_aggregation(experiment: Experiment) -> None:
 
 
 def _check_workers(experiment: Experiment) -> None:
-    """Refuse settings of workers without workers, and fractions of GPUs that Ray does not
-    support.
+    """Refuse settings of workers without workers, settings that the engine does not support, and
+    fractions of GPUs that Ray does not support.
     """
     if experiment.partial_sums and experiment.engine not in ("process", "ray"):
         raise UsageError("partial_sums are sums at workers, and need --engine process or ray.")
+    if experiment.precision != "float32" and experiment.engine == "stacked":
+        raise UsageError(
+            f"precision={experiment.precision} is not supported on engine stacked, which trains"
+            " many parties as one computation: use engine loop, process or ray, or"
+            " precision=float32."
+        )
     if experiment.gpus is None:
         return
     if experiment.engine != "ray":

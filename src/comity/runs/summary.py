@@ -243,7 +243,7 @@ def summarise(
     tests = {name: info.test for name, info in parties.items()}
     validations = {name: info.validation for name, info in parties.items()}
     others = _other_metrics(job, rows, course["rounds"], tests, validations)
-    classes = job.info.task.classes
+    classes, precision = job.info.task.classes, job.experiment.precision
     main = ACCURACY if classes else EXPLAINED
     if needs_figures and not any(is_figure(row, metric=main.name) for row in rows):
         raise ComityError("No party reported a figure of its test samples, so there is no summary.")
@@ -262,6 +262,7 @@ def summarise(
         "seed": job.experiment.seed,
         "model": job.experiment.model,
         "metric": job.metric.name,
+        **({"precision": precision} if precision != "float32" else {}),
         **({"calibrate": job.experiment.calibrate} if is_calibrated(job.experiment) else {}),
         "accuracy": accuracy_block,
         **others,

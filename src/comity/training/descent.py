@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -199,8 +200,8 @@ class Descent:
         """Take one step on one batch."""
         token = TAPE.set(self.tape)
         try:
-            with GradientCount() as count:
-                value = self.loss(self.theta, batch)
+            with GradientCount() as count, self._autocast(batch):
+                value = self.loss(self.theta, batch).float()
         finally:
             TAPE.reset(token)
         outputs = self.tape.outputs if self.tape else []
@@ -211,6 +212,14 @@ class Descent:
         self.steps += 1
         self.gradients += count.at_least_one
         self.last_loss = value
+
+    def _autocast(self, batch: Batch) -> AbstractContextManager[object]:
+        """The context of one forward pass. Autocast keeps rounded copies of the weights until it is
+        left, so that each step needs one of its own.
+        """
+        if self.training.precision == "float32":
+            return nullcontext()
+        return torch.autocast(batch.x.device.type, torch.bfloat16)
 
     def apply(self, grads: Sequence[Tensor]) -> None:
         """Take one step with gradients computed elsewhere."""

@@ -118,10 +118,13 @@ class Tape:
         for place, x, dy in zip(self.places, self.inputs, grads, strict=True):
             if dy is None:
                 continue
-            if into[place].dim() == 3:
-                into[place].baddbmm_(dy.mT, x, alpha=scale)
-            else:
-                into[place].addmm_(dy.flatten(0, -2).t(), x.flatten(0, -2), alpha=scale)
+            weight = into[place]
+            if weight.dim() == 3:
+                weight.baddbmm_(dy.mT, x, alpha=scale)
+                continue
+            # Under autocast the factors may be bfloat16, while the weights are not.
+            rows, slopes = x.flatten(0, -2).to(weight.dtype), dy.flatten(0, -2).to(weight.dtype)
+            weight.addmm_(slopes.t(), rows, alpha=scale)
         self.places.clear()
         self.inputs.clear()
         self.outputs.clear()

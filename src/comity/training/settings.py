@@ -13,6 +13,7 @@ from comity.base.record import Params, record
 from comity.base.samples import Samples
 from comity.training.task import Batch
 
+Precision = Literal["float32", "bf16"]
 GATHERED_BATCHES = 64  # per indexing call: few calls for many steps, with bounded memory
 
 
@@ -32,6 +33,10 @@ class Training:
     """A fixed number of steps instead of epochs."""
     min_batch: int = 1
     """A smaller last batch is dropped: 2 with BatchNorm, `batch` if last batches are dropped."""
+    precision: Precision = "float32"
+    """The precision of the network's passes within a step. Weights, updates and optimizer states
+    are float32.
+    """
     keep: bool = False
     """Whether a party's optimizer keeps its moments from round to round."""
     augment: Callable[[Tensor, Key], Tensor] | None = None

@@ -208,11 +208,11 @@ class LearningTask:
     def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
         """The representation z of x."""
         count_pass(theta, x)
-        return self.network.run(theta, x, train, 0, self._cut_index)
+        return _in_full(self.network.run(theta, x, train, 0, self._cut_index))
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         """Logits from a representation."""
-        return self.network.run(theta, z, train, self._cut_index, self._end)
+        return _in_full(self.network.run(theta, z, train, self._cut_index, self._end))
 
     def logits(self, theta: Params, x: Tensor) -> Tensor:
         """The party's prediction: logits, or the predicted value in regression."""
@@ -240,6 +240,13 @@ def in_chunks(function: Callable[[Tensor], Tensor], x: Tensor, rows: int = 512) 
         if x.shape[0] <= rows:
             return function(x)
         return torch.cat([function(part) for part in x.split(rows)])
+
+
+def _in_full(values: Tensor) -> Tensor:
+    """A network's output in float32. Under autocast it is bfloat16, and losses compare it with
+    values in float32.
+    """
+    return values.float() if values.dtype is torch.bfloat16 else values
 
 
 BN_POLICIES = ("all", "params_only", "none")
