@@ -9,6 +9,8 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 LINES = [
     line
@@ -44,6 +46,16 @@ def test_extras_are_the_projects() -> None:
         line.removeprefix("ARG EXTRAS=") for line in LINES if line.startswith("ARG EXTRAS=")
     ]
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+
+
+def test_compose_passes_arguments_that_the_image_has() -> None:
+    """Sites train on CPUs: without an index of its own, torch would bring gigabytes for GPUs."""
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+    declared = {line.removeprefix("ARG ").partition("=")[0] for line in LINES if line[:4] == "ARG "}
+    for service in compose["services"].values():
+        arguments = service["build"]["args"]
+        assert arguments.keys() <= declared
+        assert arguments["TORCH_INDEX"].endswith("/cpu}")
 
 
 def test_container_runs_comity_as_a_user_without_privileges() -> None:
