@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: audit demo demo-sites five check quick test test-long soak mutants docs package test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
+.PHONY: audit demo demo-sites five check quick test test-long soak mutants docs package test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-study bench-beside clean
 
 # pip's output goes to $(VENV)/install.log and is shown only if a step fails.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -128,6 +128,10 @@ bench-ray: $(VENV)/ray-ready
 # Whole rounds beside other frameworks, which are installed in benchmarks/.venvs (4 GB): about half an hour.
 bench-peers: $(VENV)/ready
 	cd benchmarks && ../$(BIN)/python peers.py
+
+# A whole comparison beside the same methods in other libraries (benchmarks/.venvs, 3 GB): about ten minutes.
+bench-study: $(VENV)/ready
+	cd benchmarks && ../$(BIN)/python study.py
 
 # Methods beside other libraries' on one split, which takes a while; `make bench-beside PFLLIB=../PFLlib HTFLLIB=../HtFLlib`.
 bench-beside: $(VENV)/ready

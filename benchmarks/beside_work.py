@@ -72,7 +72,17 @@ def normed(shape: Sequence[int], classes: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(body), nn.Linear(50, classes)
 
 
-NETWORKS = {"mlp2": mlp2, "normed": normed}
+def cnn4(shape: Sequence[int], classes: int) -> tuple[nn.Module, nn.Module]:
+    """Comity's network of this name, for images of 28 x 28."""
+    convolutions = [
+        nn.Sequential(nn.Conv2d(channels, width, 5), nn.MaxPool2d(2), nn.ReLU())
+        for channels, width in ((shape[0], 32), (32, 64))
+    ]
+    body = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1024, 512), nn.ReLU())
+    return body, nn.Linear(512, classes)
+
+
+NETWORKS = {"mlp2": mlp2, "normed": normed, "cnn4": cnn4}
 
 
 class Network(nn.Module):

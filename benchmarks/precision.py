@@ -1,13 +1,13 @@
 """bfloat16 against float32 in local training: the time of a step, and the accuracy of a run.
 
     python benchmarks/precision.py steps [--rounds 15] [--batch 10 32 64]
-    COMITY_DATA=... python benchmarks/precision.py accuracy [--seeds 3] [--data fashion-mnist]
+    COMITY_DATA=... python benchmarks/precision.py accuracy [--seeds 3] [--methods fedavg solo]
 
 `steps` trains cnn4 on random 28 x 28 images in one process and one thread, and measures processor time. Float32
 and bfloat16 take turns; the ratio of two neighbours is what counts, and medians and quartiles are
 printed.
 
-`accuracy` runs FedAvg and SOLO with cnn4 on 8,000 images, half of which are test samples, at five
+`accuracy` runs methods (FedAvg) with cnn4 on 8,000 images, half of which are test samples, at five
 parties with label skew. Runs of one seed have the same data, first weights and batches in both
 precisions. The difference is paired over test samples, with a 95% interval for each seed and for
 all seeds together, which tells of these test samples and not of further seeds.
@@ -96,13 +96,13 @@ def interval(differences: torch.Tensor) -> str:
     return f"{100 * mean:+6.2f} ({100 * (mean - half):+.2f} to {100 * (mean + half):+.2f})"
 
 
-def accuracy(name: str, seeds: int) -> None:
+def accuracy(name: str, seeds: int, methods: list[str]) -> None:
     """Print the accuracy of both precisions, and their paired difference."""
     whole = comity.load(name)
     x = whole.x[:IMAGES].float() / 255
     data = Dataset(f"{name}-{IMAGES}", x, whole.y[:IMAGES], 10)
     print(f"{'method':8}{'seed':>5}{'float32':>9}{'bf16':>7}   bf16 - float32, points")
-    for method in ("fedavg", "solo"):
+    for method in methods:
         all_differences = []
         for seed in range(seeds):
             full, low = (outcomes(method, data, seed, precision) for precision in PRECISIONS)
@@ -124,6 +124,7 @@ def main() -> None:
     accuracy_options = commands.add_parser("accuracy")
     accuracy_options.add_argument("--seeds", type=int, default=3)
     accuracy_options.add_argument("--data", default="fashion-mnist")
+    accuracy_options.add_argument("--methods", nargs="+", default=["fedavg"])
     args = cli.parse_args()
     torch.set_num_threads(1)
     has = "with" if computes_bfloat16() else "without"
@@ -131,7 +132,7 @@ def main() -> None:
     if args.command == "steps":
         steps(args.batch, args.rounds)
     else:
-        accuracy(args.data, args.seeds)
+        accuracy(args.data, args.seeds, args.methods)
 
 
 if __name__ == "__main__":
