@@ -241,17 +241,17 @@ def _steps(reproduction: Reproduction) -> list[str]:
     if "steps" in measures:
         return []
     parts = [EQUAL_ROUNDS]
-    counted = {
+    cells = {
         (cell.column.runs, cell.row.name): cell
         for cell in reversed(reproduction.cells)
         if cell.steps is not None and not cell.row.best_of
     }
     with_figures = any(cell.figures for cell in reproduction.cells)
-    if not counted:
+    if not cells:
         return [*parts, NOT_COUNTED] if with_figures else []
     titles = _titles(reproduction)
     rows = []
-    for (run, _), cell in reversed(counted.items()):
+    for (run, _), cell in reversed(cells.items()):
         assert cell.steps is not None
         of_party, of_server = cell.steps
         rows.append([titles.get(run, run), cell.row.title, f"{of_party:,.0f}", f"{of_server:,.0f}"])
