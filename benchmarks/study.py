@@ -107,7 +107,7 @@ def write(folder: Path, model: str) -> None:
     digits = comity.load("digits")
     side = WORKS[model].side
     fed = digits.partition(PARTITION, parties=PARTIES, seed=0, validation=0.0)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for i, party in enumerate(fed.parties.values()):
         for suffix, samples in (("", party.train), ("_test", party.test)):
             images = samples.x if side == samples.shape[-1] else F.interpolate(samples.x, size=side)
