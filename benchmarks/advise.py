@@ -37,69 +37,6 @@ WRONG = 0.01
 """A claim is wrong if fresh samples contradict it by more than this."""
 
 
-@dataclass(frozen=True)
-class Landscape:
-    """What every method does on one federation."""
-
-    content: dict[str, Any]
-
-    @property
-    def methods(self) -> list[str]:
-        """The methods that can run here, training alone first."""
-        return list(self.content["arms"])
-
-    @property
-    def traits(self) -> FederationTraits:
-        """The traits of the federation."""
-        return FederationTraits.of(Description(**self.content["description"]))
-
-    def arms(self) -> list[Arm]:
-        """Return the methods as they take part in a race."""
-        return [
-            Arm(method, arm["bytes"], halves=arm["halves"])
-            for method, arm in self.content["arms"].items()
-        ]
-
-    def outcome(self, step: Step) -> FoldOutcome:
-        """Return the outcome of a step."""
-        plain = self.content["arms"][step.method]["folds"][step.fold][0 if step.half else -1]
-        values = {p: tuple(map(float, bits)) for p, bits in plain["right"].items() if bits}
-        return FoldOutcome(values, statistics.fmean(plain["loss"].values()))
-
-    def truth(self, method: str) -> float:
-        """Return the accuracy on fresh samples after training on all samples, mean over parties."""
-        runs = self.content["arms"][method]["truth"]
-        return statistics.fmean(
-            statistics.fmean(bits.count("1") / len(bits) for bits in run["right"].values())
-            for run in runs
-        )
-
-    def validation(self, method: str) -> float:
-        """Return the accuracy on all validation samples of the run on all samples."""
-        counts = [c for run in self.content["arms"][method]["truth"]
-                  for c in run["validation"].values()]  # fmt: skip
-        return sum(right for right, _ in counts) / max(1, sum(n for _, n in counts))
-
-    def validation_loss(self, method: str) -> float:
-        """Return the out-of-fold loss of the first fold: a stand-in with as much data."""
-        return self.outcome(Step(method, 0, False)).loss or 0.0
-
-    @property
-    def best(self) -> float:
-        """The accuracy of the best method on fresh samples."""
-        return max(map(self.truth, self.methods))
-
-    def regret(self, method: str) -> float:
-        """Return how far a method is behind the best, in points."""
-        return 100 * (self.best - self.truth(method))
-
-    def standing(self) -> GainsElsewhere:
-        """Return the gains over training alone, for a prior."""
-        alone = self.truth(SOLO)
-        gains = {m: self.truth(m) - alone for m in self.methods if m != SOLO}
-        return GainsElsewhere(self.traits, gains)
-
-
 def read(folder: Path, kind: str) -> list[Landscape]:
     """Read all federations of a kind."""
     contents = [json.loads(f.read_text("utf-8")) for f in sorted(folder.glob(f"{kind}-*.json"))]

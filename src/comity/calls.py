@@ -472,6 +472,7 @@ def advise(
     max_bytes: float | None = None,
     budget_time: float | None = None,
     max_hurt: int | None = None,
+    repeats: int = 1,
     plain: str = "auto",
     prior: Literal["none", "board"] = "none",
     out: str | Path | None = None,
@@ -492,6 +493,7 @@ def advise(
         max_bytes: the most bytes that the final run may send
         budget_time: how many seconds the race may take: those of its runs, divided by `jobs`
         max_hurt: the most parties that may clearly be hurt
+        repeats: seeds with which the method that is tested runs on each fold
         plain: plain models that each party also trains alone, as in `comity.compare`
         prior: "board" lets gains on similar federations help to choose who goes on
         out: folder of the race; the same call continues an interrupted race there. Default: a
@@ -543,6 +545,7 @@ def advise(
             max_bytes=max_bytes,
             budget_time=budget_time,
             max_hurt=max_hurt,
+            repeats=repeats,
             settings=given,
             in_python=True,
         )

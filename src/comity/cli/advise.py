@@ -65,6 +65,15 @@ def advise(
             "--max-hurt", min=0, help="the most parties that may clearly be hurt", metavar="N"
         ),
     ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats",
+            min=1,
+            help="seeds with which the method that is tested runs on each fold",
+            metavar="R",
+        ),
+    ] = 1,
     prior: Annotated[
         str,
         typer.Option(
@@ -115,6 +124,7 @@ def advise(
             max_bytes=most_bytes,
             budget_time=seconds,
             max_hurt=max_hurt,
+            repeats=repeats,
             settings=settings,
         )
     show_advice(advice)
