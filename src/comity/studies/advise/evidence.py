@@ -42,13 +42,14 @@ class FoldOutcome:
 class TrainingNoise:
     """What is assumed about how the difference between two methods varies over trainings.
 
-    It has two parts. The choice of training samples matters less the more there are. The seed (first
-    weights, order of batches) matters however many samples there are, and more for methods that
-    disagree on many samples; it is averaged out by folds and repeats. These figures were measured on
-    the development federations of `benchmarks/advise_landscape.py` (`benchmarks/training_noise.py`).
+    It has two parts. The choice of training samples matters less the more there are. The seed
+    (first weights, order of batches) matters however many samples there are, and more for methods
+    that disagree on many samples; it is averaged out by folds and repeats. The figures were
+    measured on development federations (`benchmarks/advise.py`).
 
     A few folds say little about the seed's part. So it is estimated from this assumption and from
-    the runs of the two methods at hand, each with its weight, as in a moderated t-test (Smyth 2004).
+    the runs of the two methods at hand, each with its weight, as in a moderated t-test (Smyth
+    2004).
     """
 
     seeds: float = 2.5e-3

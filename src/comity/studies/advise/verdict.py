@@ -9,7 +9,7 @@ from typing import Any, Literal
 from comity.names import OWN_MODEL, SOLO, display_name
 from comity.studies.advise.evidence import further
 from comity.studies.advise.race import Race
-from comity.studies.estimate import Estimate
+from comity.studies.estimate import Estimate, Variances
 from comity.studies.power import MOST_REPEATS, MOST_TIMES, Power, visible_difference
 from comity.text import join_names
 from comity.units import points
@@ -196,17 +196,18 @@ def _needed(race: Race, method: str, gain: Estimate) -> str:
     assert gain.variances is not None
     samples = race.samples(method)
     folds = len(race.test_folds(method, race.baseline)) or 1
-    now = gain.variances.runs // folds
+    variances = gain.variances
+    now = variances.runs // folds
+
+    def with_repeats(repeats: int) -> Variances:
+        return further(variances, race.rule.noise, folds, repeats)
 
     def more_samples(repeats: int) -> int | None:
-        variances = further(gain.variances, race.rule.noise, folds, repeats)
-        power = Power.of(replace(gain, variances=variances), samples)
-        return power and power.more_samples
+        power = Power.of(replace(gain, variances=with_repeats(repeats)), samples)
+        return power.more_samples if power else None
 
     def is_clear(repeats: int) -> bool:
-        return visible_difference(further(gain.variances, race.rule.noise, folds, repeats)) <= abs(
-            gain.gain
-        )
+        return visible_difference(with_repeats(repeats)) <= abs(gain.gain)
 
     more = more_samples(now)
     repeats = next((r for r in range(now + 1, MOST_REPEATS + 1) if is_clear(r)), None)
