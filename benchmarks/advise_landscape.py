@@ -232,7 +232,7 @@ class Landscape:
     def validation(self, method: str) -> float:
         """Return the accuracy on all validation samples of one training on all samples."""
         counts = list(self.content["arms"][method]["truth"][0]["validation"].values())
-        return sum(right for right, _ in counts) / max(1, sum(n for _, n in counts))
+        return float(sum(right for right, _ in counts) / max(1, sum(n for _, n in counts)))
 
     def party_gain(self, method: str, party: str) -> float:
         """Return a party's gain over training alone on fresh samples."""

@@ -268,6 +268,143 @@ def test_a_party_that_one_run_lacks_is_left_out() -> None:
     assert PairedTest(1, 4, QUIET).difference(now, before).gain == pytest.approx(0.75)
 
 
+def as_folds(outcomes: Sequence[FoldOutcome]) -> list[list[FoldOutcome]]:
+    return [[outcome] for outcome in outcomes]
+
+
+def test_with_many_samples_two_like_methods_are_equal_within_a_point() -> None:
+    """What is assumed about training must not keep intervals wide however many samples there are."""
+    size = 20_000
+    same = (1.0,) * (size - 400)
+    now = [[FoldOutcome({"a": same + (1.0, 0.0) * 200})] for _ in range(3)]
+    before = [[FoldOutcome({"a": same + (0.0, 1.0) * 200})] for _ in range(3)]
+    gain = PairedTest(1, 4).difference(now, before)
+    assert -0.01 < gain.low < 0 < gain.high < 0.01
+
+
+def test_stay_alone_can_be_said_by_default() -> None:
+    world = World({SOLO: 0.8, "a": 0.797, "b": 0.795, "c": 0.79}, samples=6000)
+    verdict = give_verdict(race_in(world, RaceRule()))
+    assert verdict.kind == "alone"
+    assert verdict.gain
+    assert verdict.gain.gain > -0.01
+
+
+def test_what_would_settle_it_is_what_the_rule_needs() -> None:
+    """With as many samples as are named, the same gain is clear, and with far fewer it is not."""
+    rng = np.random.default_rng(4)
+    worse = {k: [noisy_fold(rng, 0.70, 0.0, 60) for _ in range(4)] for k in "ab"}
+
+    def outcomes(times: int) -> Race:
+        def advance(steps: Sequence[Step]) -> list[FoldOutcome]:
+            results = []
+            for step in steps:
+                values = worse["a" if step.method == SOLO else "b"][step.fold].values
+                extra = {SOLO: 0, "a": 6}[step.method]  # of 60 samples, right in addition
+                more = {p: (1.0,) * extra + v[extra:] for p, v in values.items()}
+                results.append(FoldOutcome({p: v * times for p, v in more.items()}))
+            return results
+
+        return run_race([Arm(SOLO), Arm("a")], RaceRule(), PriorOfRace(), advance)
+
+    now = give_verdict(outcomes(1))
+    assert now.kind == "cannot tell"
+    named = re.search(r"bout ([\d,]+) samples more than the ([\d,]+)", now.sentence)
+    assert named
+    more, have = (int(text.replace(",", "")) for text in named.groups())
+    assert have == 4 * 60 * PARTIES
+    assert now.gain
+    assert now.gain.variances
+    enough = 1 + -(-more // have)
+    assert give_verdict(outcomes(enough)).kind == "use"
+    promised = now.gain.variances.with_samples(enough).error
+    then = outcomes(enough).gain("a")
+    assert then
+    assert then.variances
+    assert then.variances.error == pytest.approx(promised, rel=0.1)
+
+
+def test_intervals_of_parties_hold_for_all_parties_together() -> None:
+    race = race_in(World({SOLO: 0.6, "a": 0.7}))
+    one, mean = race.gain("a", "p0"), race.gain("a")
+    assert one
+    assert mean
+    assert one.variances
+    assert mean.variances
+    assert one.variances.tail == pytest.approx(mean.variances.tail / PARTIES)
+
+
+def test_no_party_seems_clearly_helped_or_hurt_by_luck() -> None:
+    """Of 60 races of equal methods, a party may seem so in a few: 5% of them."""
+    rng = np.random.default_rng(3)
+
+    class Equal(World):
+        def outcome(self, step: Step) -> FoldOutcome:
+            levels = rng.random((8, 40)) < 0.7
+            return FoldOutcome({f"p{p}": tuple(v.astype(float)) for p, v in enumerate(levels)})
+
+    clear = 0
+    for _ in range(60):
+        verdict = give_verdict(race_in(Equal(dict.fromkeys([SOLO, "a", "b"], 0.7)), RaceRule()))
+        clear += any(p.gain.helped or p.gain.hurt for p in verdict.parties)
+    assert clear <= 5
+
+
+def test_repeats_narrow_intervals_and_measure_the_noise_of_seeds() -> None:
+    rng = np.random.default_rng(5)
+
+    def folds(level: float, spread: float, repeats: int) -> list[list[FoldOutcome]]:
+        return [[noisy_fold(rng, level, spread, 500) for _ in range(repeats)] for _ in range(3)]
+
+    test = PairedTest(1, 4)
+    once = test.difference(folds(0.7, 0.03, 1), folds(0.7, 0.03, 1))
+    often = test.difference(folds(0.7, 0.03, 9), folds(0.7, 0.03, 9))
+    quiet = test.difference(folds(0.7, 0.0, 9), folds(0.7, 0.0, 9))
+    assert often.high - often.low < 0.7 * (once.high - once.low)
+    assert often.variances
+    assert quiet.variances
+    assert often.variances.between == pytest.approx(2 * 0.03**2, rel=0.5)
+    assert quiet.variances.between < 0.3 * often.variances.between
+
+
+def test_a_second_method_is_tested_if_the_first_gains_nothing() -> None:
+    """On the first fold `lucky` seems best; on the others it is worse than training alone."""
+
+    class Lucky(World):
+        def outcome(self, step: Step) -> FoldOutcome:
+            lucky = step.method == "lucky" and step.fold != CHOICE
+            return super().outcome(Step("bad", *list(vars(step).values())[1:]) if lucky else step)
+
+    strengths = {SOLO: 0.6, "lucky": 0.9, "good": 0.7, "bad": 0.5}
+    race = run_race(
+        [Arm(SOLO), Arm("lucky"), Arm("good")],
+        RaceRule(noise=QUIET),
+        PriorOfRace(),
+        Lucky(strengths),
+    )
+    assert race.finalists == ["lucky", "good"]
+    assert "good" not in [departure.method for departure in race.departures]
+    assert race.spent <= race.budget
+    verdict = give_verdict(race)
+    assert (verdict.kind, verdict.method) == ("use", "good")
+    gain = race.gain("good")
+    assert gain
+    assert gain.variances
+    assert gain.variances.tail < 0.025 / 2
+
+    # Without budget for a second, the verdict says what was not tested.
+    only = RaceRule(noise=QUIET, small=2, budget=0.6)
+    alone = give_verdict(
+        run_race([Arm(SOLO), Arm("lucky"), Arm("good")], only, PriorOfRace(), Lucky(strengths))
+    )
+    assert (alone.kind, alone.method) == ("alone", SOLO)
+    assert (
+        "lucky, the most promising of 2 methods on the first fold, gains no more" in alone.sentence
+    )
+    assert "No other method was tested" in alone.sentence
+    assert "use --methods 'good'" in alone.sentence
+
+
 # -- the prior -------------------------------------------------------------------------------------
 
 
@@ -427,6 +564,23 @@ def test_parallel_runs_give_the_same_advice(tmp_path: Path) -> None:
     assert one.verdict == two.verdict
 
 
+def test_repeats_train_with_other_seeds_on_the_same_folds(tmp_path: Path) -> None:
+    once = comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, **SMALL)
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("metrics.csv")}
+    again = comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, repeats=2, **SMALL)
+    for method in ("solo", "fedavg"):
+        first, second = (tmp_path / method / f"fold-2{r}" for r in ("", "-repeat-2"))
+        splits = [RunFolder(folder).read_split().parties for folder in (first, second)]
+        assert splits[0] == splits[1]
+        assert (first / "metrics.csv").read_bytes() != (second / "metrics.csv").read_bytes()
+        assert not (tmp_path / method / "fold-1-repeat-2").exists()
+    assert kept == {file: file.stat().st_mtime_ns for file in kept}
+    assert (once.race.spent, again.race.spent) == (4, 6)
+    assert again.verdict.gain
+    assert again.verdict.gain.variances
+    assert again.verdict.gain.variances.runs == 2
+
+
 def test_a_damaged_outcome_is_refused(tmp_path: Path) -> None:
     comity.advise(hospitals(), methods=["fedavg"], out=tmp_path, **SMALL)
     file = next((tmp_path / "outcomes").glob("fedavg-*.json"))
@@ -494,6 +648,7 @@ def test_python_without_a_federation_gets_a_call_that_works(tmp_path: Path) -> N
         ({"test": "own(0.25)"}, "leave out test"),
         ({"folds": 1}, "folds is a whole number"),
         ({"margin": 0}, "margin is a number"),
+        ({"repeats": 0}, "repeats is a number from 1 to 10, not 0"),
         ({"patience": 3}, "leave out --patience"),
         ({"newcomers": 1}, "newcomers"),
         ({"methods": ["fedavgg"]}, "fedavgg"),

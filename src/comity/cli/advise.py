@@ -154,7 +154,12 @@ def split_methods(text: str | None) -> list[str] | None:
 def show_advice(advice: Advice) -> None:
     """Print the advice on one screen."""
     from comity.cli import screen
-    from comity.reporting.advice_page import METHOD_HEADS, method_rows, party_lines
+    from comity.reporting.advice_page import (
+        METHOD_HEADS,
+        method_rows,
+        own_model_lines,
+        party_lines,
+    )
     from comity.studies.advise.verdict import BASELINES
     from comity.units import duration
 
@@ -167,7 +172,7 @@ def show_advice(advice: Advice) -> None:
         f" the others, on the first fold, for all {len(advice.race.arms) - 1} methods together."
         " folds: on which all rounds were run; 1/2: half of the rounds of one."
     )
-    for line in party_lines(advice, MOST_PARTIES):
+    for line in [*party_lines(advice, MOST_PARTIES), *own_model_lines(advice, MOST_PARTIES)]:
         screen.print_sentence(line)
     for warning in advice.race.warnings:
         screen.print_sentence(warning)

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,10 @@ class Advice:
     similar: int
     """The number of similar federations that the prior knows."""
     folder: Path
+    own_models: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """On tables: by party, the models that were best within its training samples, the most frequent
+    first, with the number of folds.
+    """
 
     def candidate(self, method: str) -> Candidate:
         """Return the costs of a method."""
@@ -74,6 +78,7 @@ class Advice:
             "verdict": self.verdict.plain(),
             "metric": self.metric,
             "baseline": race.baseline,
+            "own_models": {party: dict(models) for party, models in self.own_models.items()},
             "command": self.command,
             "candidates": [c.plain() for c in self.candidates],
             "left_out": [vars(o) for o in self.left_out],
@@ -214,6 +219,7 @@ def advise(
         runner.seconds,
         prior.similar(traits) if prior else 0,
         out,
+        runner.own_models(race.folds_of(SOLO)),
     )
     write_atomically(out / ADVICE, json.dumps(with_crc(advice.plain()), indent=2) + "\n")
     return advice

@@ -32,7 +32,7 @@ from comity.studies.advise.evidence import FoldOutcome
 from comity.studies.advise.race import Step
 from comity.studies.compare import experiment_of
 from comity.studies.cross_validation import fold_seeds
-from comity.studies.own_models import run_own_models
+from comity.studies.own_models import count_choices, run_own_models
 from comity.studies.parallel import Cost, PlannedRun, run_all
 
 ANEW = "whole"
@@ -122,6 +122,14 @@ class Runner:
     @property
     def _folds(self) -> int:
         return folds_of(self.base.test)
+
+    def own_models(self, folds: Sequence[int]) -> dict[str, dict[str, int]]:
+        """Return how often each party chose which model as its own, on some folds."""
+        if not self.plain:
+            return {}
+        folders = [path_inside(self.out, OWN_MODEL, _folder(Step(SOLO, k, False))) for k in folds]
+        summaries = (RunFolder(folder).read_summary() for folder in folders)
+        return count_choices([summary for summary in summaries if summary])
 
     def _data_of(self, experiment: Experiment) -> Federation:
         """Return the data of an experiment: all repeats of a fold have the same split."""
