@@ -412,6 +412,7 @@ def page(results: dict[str, Any]) -> str:
     models = Counter(f["model"].split("(")[0] for f in federations)
     parties = sorted({len(f["sizes"]) for f in federations})
     mean = statistics.fmean
+    noise = TrainingNoise()
     lines = [
         "# How good is the advice of `comity advise`?",
         "",
@@ -456,9 +457,10 @@ def page(results: dict[str, Any]) -> str:
         "",
         *noise_table(results["development"]),
         "",
-        f"`comity advise` assumes a variance over seeds of {TrainingNoise().seeds:g} times the"
-        f" disagreement, which counts for {TrainingNoise().freedom:g} degrees of freedom, and one"
-        f" over training sets of {TrainingNoise().sets:g} times that of test samples.",
+        f"`comity advise` assumes a variance over seeds of {noise.seeds:g} times the disagreement"
+        f" ({noise.party_seeds:g} times for a single party), which counts for {noise.freedom:g}"
+        f" degrees of freedom, and one over training sets of {noise.sets:g} times that of test"
+        " samples.",
         "",
         "## The federations",
         "",

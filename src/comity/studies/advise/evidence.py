@@ -54,6 +54,8 @@ class TrainingNoise:
 
     seeds: float = 2.5e-3
     """The variance over seeds, relative to the variance of a sample's difference."""
+    party_seeds: float = 0.02
+    """The same of one party's difference, of which fewer trainings are the mean."""
     sets: float = 0.5
     """The variance over training sets, relative to the variance due to test samples if all samples
     were tested on.
@@ -119,7 +121,8 @@ class PairedTest:
         tested, folds = len(by_fold), max(2, self.folds)
         if_all = sampling * tested / folds
         sets = self.noise.sets * if_all * (1 / tested + 1 / (folds - 1))
-        assumed = self.noise.seeds * _disagreement(by_repeat, resolution)
+        ratio = self.noise.seeds if party is None else self.noise.party_seeds
+        assumed = ratio * _disagreement(by_repeat, resolution)
         if repeats > 1:
             more, observed = tested * (repeats - 1), _over_repeats(by_repeat)
         else:
