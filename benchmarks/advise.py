@@ -2,7 +2,7 @@
 
     python benchmarks/advise_landscape.py dev LANDSCAPES         # about 6 core seconds each
     python benchmarks/advise_landscape.py heldout LANDSCAPES     # about 10 core seconds each
-    python benchmarks/advise.py LANDSCAPES                       # writes docs/results/data/advise.json
+    python benchmarks/advise.py LANDSCAPES                       # writes docs/results/data/advise
     python benchmarks/advise.py                                  # writes docs/results/advise.md
 
 The third command replays the rule, and writes what it said on each federation beside what all
@@ -37,7 +37,7 @@ from comity.studies.advise.verdict import AdviceVerdict, give_verdict
 from comity.studies.board import read_board
 
 DOCS = Path(__file__).parents[1] / "docs" / "results"
-RESULTS, PAGE = DOCS / "data" / "advise.json", DOCS / "advise.md"
+RESULTS, PAGE = DOCS / "data" / "advise" / "federations.json", DOCS / "advise.md"
 WRONG = 0.01
 """A claim is wrong if fresh samples contradict it by more than this."""
 CLEARLY_BETTER = 0.02
@@ -416,7 +416,7 @@ def page(results: dict[str, Any]) -> str:
     lines = [
         "# How good is the advice of `comity advise`?",
         "",
-        "Written by `python benchmarks/advise.py` from `data/advise.json`; a test compares them.",
+        "Written by `python benchmarks/advise.py` from `data/advise/federations.json`; a test compares them.",
         "[The guide](../how-to/advise.md) describes the rule. It was fixed in a commit before these",
         "federations were drawn.",
         "",
