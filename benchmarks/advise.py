@@ -3,10 +3,11 @@
     python benchmarks/advise_landscape.py dev LANDSCAPES         # about 6 core seconds each
     python benchmarks/advise_landscape.py heldout LANDSCAPES     # about 10 core seconds each
     python benchmarks/advise.py LANDSCAPES                       # writes docs/results/data/advise
-    python benchmarks/advise.py                                  # writes docs/results/advise.md
+    python benchmarks/advise.py                                  # writes the pages of docs
 
 The third command replays the rule, and writes what it said on each federation beside what all
-methods do there. The fourth needs that file alone. Nothing is trained here.
+methods do there. The fourth needs that file alone, and writes docs/results/advise.md and the
+summary in the guide. Nothing is trained here.
 
 Regret is the distance, in points of accuracy on fresh test samples, to the best of all methods and
 training alone on the same samples.
@@ -38,6 +39,7 @@ from comity.studies.board import read_board
 
 DOCS = Path(__file__).parents[1] / "docs" / "results"
 RESULTS, PAGE = DOCS / "data" / "advise" / "federations.json", DOCS / "advise.md"
+GUIDE, SUMMARY_HEADING = DOCS.parent / "how-to" / "advise.md", "## Measured regret"
 WRONG = 0.01
 """A claim is wrong if fresh samples contradict it by more than this."""
 CLEARLY_BETTER = 0.02
@@ -502,7 +504,13 @@ def main() -> None:
         RESULTS.write_text(
             head + ', "federations": [\n' + ",\n".join(lines) + "\n]}\n", encoding="utf-8"
         )
-    PAGE.write_text(page(json.loads(RESULTS.read_text("utf-8"))), encoding="utf-8")
+    results = json.loads(RESULTS.read_text("utf-8"))
+    PAGE.write_text(page(results), encoding="utf-8")
+    guide = GUIDE.read_text("utf-8")
+    before, _, after = guide.partition(SUMMARY_HEADING)
+    _, *rest = after.strip().split("\n\n")
+    repeated = "\n\n".join([SUMMARY_HEADING, summary(results["federations"]), *rest])
+    GUIDE.write_text(before + repeated + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
