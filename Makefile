@@ -3,13 +3,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+# The package index to take torch from, if not pip's own (docs/get-started/install.md).
+TORCH_INDEX ?=
 export OMP_NUM_THREADS := 1
 
 .PHONY: audit demo demo-sites five check quick test test-long soak mutants docs package test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
 
 # pip's output goes to $(VENV)/install.log and is shown only if a step fails.
 $(VENV)/ready: pyproject.toml constraints.txt
-	@PYTHON=$(PYTHON) sh scripts/install.sh $(VENV) dev
+	@PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh scripts/install.sh $(VENV) dev
 	@touch $@
 
 # Anew each time; `comity demo` itself goes on after an interruption.
@@ -17,7 +19,7 @@ demo: $(VENV)/ready
 	@rm -rf demo
 	@$(BIN)/comity demo --out demo
 
-# The five methods beside SOLO and FedAvg, three seeds: about seven minutes.
+# The five methods beside SOLO and FedAvg, three seeds: seven to eight minutes on two quiet cores of an AMD EPYC.
 five: $(VENV)/ready
 	@sh examples/five.sh $(BIN)/comity
 
