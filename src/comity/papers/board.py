@@ -280,8 +280,8 @@ def _rank_section(
             f"Ranks are those of {len(result.ranks)} methods that ran on all {result.federations}"
             f" federations, 1 for the best. Friedman's test: p = {result.p:.2g}. By Nemenyi's test"
             " two methods are clearly different if their mean ranks are"
-            f" {result.critical_difference:.1f} or more apart: so"
-            f" {join_names(better) if better else 'no method'}"
+            f" {result.critical_difference:.1f} or more apart."
+            f" {join_names(better) if better else 'No method'}"
             f" {'are' if len(better) > 1 else 'is'} clearly above SOLO over these federations, and"
             f" {join_names(worse) if worse else 'none'} clearly below."
             + (f" Not clearly different from each other: {groups}." if groups else "")
