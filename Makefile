@@ -72,11 +72,13 @@ docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/site/check.py build/site
 
-# The source distribution and the wheel in dist/, and what PyPI would refuse of them (RELEASING.md).
+# The source distribution and the wheel in dist/, what PyPI would refuse of them, and the wheel in an empty environment, which
+# installs all dependencies once more (RELEASING.md).
 package: $(VENV)/ready
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python scripts/try_wheel.py
 
 # The report's page in Chromium; apart, since not everyone has one.
 test-browser: $(VENV)/ready

@@ -109,7 +109,9 @@ def test_every_block_of_a_page_says_what_it_is() -> None:
     for path in sorted([*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]):
         page = str(path.relative_to(DOCS.parent).with_suffix(""))
         content = path.read_text(encoding="utf-8")
-        fences = list(re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", content, re.DOTALL | re.MULTILINE))
+        fences = list(
+            re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", content, re.DOTALL | re.MULTILINE)
+        )
         above = ""
         end = 0
         for fence in fences:
