@@ -1,4 +1,4 @@
-"""Install the built wheel in an empty environment, and run README.md's example and the demo with it.
+"""Install the built wheel in an empty environment, and run README.md's example and the demo.
 
     python scripts/try_wheel.py                # the wheel in dist/
     python scripts/try_wheel.py --borrow       # with the dependencies of this environment: quick

@@ -49,8 +49,8 @@ LEGEND = (
     " own. A figure *agrees* if the difference is at most √(a² + b²). Here a is two printed"
     " standard deviations, and b is half of our 95% interval over seeds. An asterisk means that the"
     " paper prints no spread, so only ours counts. The *last tenth* is the mean over the evaluated"
-    " rounds in the last tenth of a run and over seeds. The *swing* is the sample standard deviation"
-    " from evaluation to evaluation."
+    " rounds in the last tenth of a run and over seeds. The *swing* is the sample standard"
+    " deviation from evaluation to evaluation."
 )
 """What the columns of a page's table mean."""
 
