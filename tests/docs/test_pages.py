@@ -135,7 +135,7 @@ def test_python_of_a_page_is_executed_by_a_test_that_names_it(page: str) -> None
 
 
 def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = blocks("how-to/reproduce", "toml")
+    (example,) = blocks("how-to/experiment-files", "toml")
     path = tmp_path / "mine.toml"
     path.write_text(example, encoding="utf-8")
     assert papers.table(str(path)).rows[0].printed("avg") == (80.2, 0.5)
