@@ -307,7 +307,8 @@ def _level(
         over = f" over its own model{own_model}" if own_model else ""
         says = (
             f"too uncertain to decide; {best} gives {gain}{over}{hurting}; until it has more"
-            " samples, go by the gains of the other parties, and test any model on new samples before use"
+            " samples, go by the gains of the other parties, and test any model on new samples"
+            " before use"
         )
         # A gain that is so uncertain is no guess of the true one.
         power = Power.of(replace(gain, gain=min(PLAUSIBLE, abs(gain.gain))), tests)
