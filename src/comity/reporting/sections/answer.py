@@ -40,6 +40,7 @@ from comity.reporting.sections.gains import (
     summaries_of,
     too_few,
 )
+from comity.reporting.sections.reliability import reliability
 from comity.runs.config import WHERE
 from comity.runs.run_warnings import read_warnings, warning_texts
 from comity.runs.summary import blocks
@@ -133,7 +134,8 @@ def methods(group: RunGroup, folder: Path, target: float | None = None) -> Secti
         title = f"{against.method} against each"
         section.blocks.append(Table(AGAINST, title, HEADS, against.rows))
         section.say(against.reading)
-    section.blocks += [*_ideas(group), *_other_metrics(group), *absences(group)]
+    section.blocks += [*_ideas(group), *_other_metrics(group), *reliability(group)]
+    section.blocks += absences(group)
     return section
 
 
