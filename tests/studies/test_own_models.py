@@ -18,6 +18,7 @@ from harness import comity as command
 from harness import one_sentence, succeed
 
 import comity
+from comity.components.own_models import choose
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.metrics.evaluation import Answers
@@ -30,7 +31,7 @@ from comity.studies.export import export
 from comity.studies.export import load as load_exported
 from comity.studies.export_plain import chosen_run, open_plain
 from comity.studies.finished import Comparison
-from comity.studies.own_models import choose, parse_plain, plain_models_for
+from comity.studies.own_models import parse_plain, plain_models_for
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,

@@ -13,9 +13,9 @@ from sklearn.preprocessing import StandardScaler
 
 from comity.base.key import Key
 from comity.base.samples import PartyData, Samples
+from comity.components.plain_models import PENALTIES, fit
+from comity.components.portable_models import build_portable, portable
 from comity.data.protocols import TRAINING_FOLDS, training_folds
-from comity.studies.plain_models import PENALTIES, fit
-from comity.studies.portable_models import build_portable, portable
 
 
 def draw(rows: int, classes: int, seed: int = 0) -> Samples:

@@ -21,6 +21,7 @@ from comity.base.finite import first_not_finite
 from comity.base.record import record
 from comity.base.samples import PartyData, Samples
 from comity.checksums import Checksum, with_crc, without_crc
+from comity.components.portable_models import build_portable
 from comity.core.party import Party
 from comity.data import Federation, preparation
 from comity.data.federation import Preprocess
@@ -42,7 +43,6 @@ from comity.safe_files import make_folder, write_atomically
 from comity.spec import parse
 from comity.studies import predict
 from comity.studies.export_plain import plain_export
-from comity.studies.portable_models import build_portable
 from comity.training.settings import Training
 from comity.training.task import LearningTask
 from comity.wire.codec import decode, encode

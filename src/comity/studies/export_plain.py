@@ -11,6 +11,8 @@ import torch
 
 from comity.base.key import Key
 from comity.base.samples import PartyData, Samples
+from comity.components.plain_models import fit, refit
+from comity.components.portable_models import build_portable, portable
 from comity.data import Federation
 from comity.data.protocols import folds_of, training_folds
 from comity.errors import UsageError, unknown
@@ -23,8 +25,6 @@ from comity.runs.result import Deployed, Result, class_names_of, inputs_of
 from comity.runs.run import reopen_own_models
 from comity.runs.summary import blocks
 from comity.studies.cross_validation import by_repeat, read_fold_runs
-from comity.studies.plain_models import fit, refit
-from comity.studies.portable_models import build_portable, portable
 from comity.training.task import LearningTask
 
 

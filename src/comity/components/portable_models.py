@@ -12,9 +12,9 @@ from torch import Tensor
 
 from comity import models
 from comity.base.record import Params
+from comity.components.plain_models import UNSEEN, Predictor
 from comity.models.trees import BOOSTED_TREES, boosted_trees
 from comity.spec import parse
-from comity.studies.plain_models import UNSEEN, Predictor
 from comity.training.task import Network
 
 NEVER = -1e4

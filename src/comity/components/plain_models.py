@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comity.base.samples import Ints, Samples
-from comity.measure.cross_validation import in_order
+from comity.metrics.out_of_fold import in_order
 
 PENALTIES = tuple(float(10.0**k) for k in range(4, -5, -1))
 """The penalties that are tried, the strongest first: of ridge regression, and 1/C of logistic
