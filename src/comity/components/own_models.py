@@ -140,7 +140,7 @@ class _PlainModel(Algorithm[Empty, Fitted, Empty]):
         return state.theta
 
     def party_for(self, party: Party, state: Any) -> Party:
-        return _with_network(party, state.model if isinstance(state, Fitted) else "")
+        return _with_network(party, own_network(state))
 
     traits = Traits(shares="nothing", self_contained=True, start_weights="", bytes_formula="0")
 
@@ -230,11 +230,16 @@ class OwnModel(Algorithm[Empty, Candidates, Empty]):
         return state.solo if state.choice == SOLO else state.plain[state.choice].theta
 
     def party_for(self, party: Party, state: Any) -> Party:
-        if not isinstance(state, Candidates) or state.choice == SOLO:
-            return party
-        return _with_network(party, state.plain[state.choice].model)
+        return _with_network(party, own_network(state))
 
     traits = Traits(shares="nothing", self_contained=True, start_weights="", bytes_formula="0")
+
+
+def own_network(state: Any) -> str:
+    """Return the name of the network of a party's plain model; empty if it has chosen SOLO."""
+    if isinstance(state, Candidates) and state.choice != SOLO:
+        state = state.plain[state.choice]
+    return state.model if isinstance(state, Fitted) else ""
 
 
 def _without(fold: int, folds: Ints, train: Samples) -> Samples:

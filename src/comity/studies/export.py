@@ -21,6 +21,7 @@ from comity.base.finite import first_not_finite
 from comity.base.record import record
 from comity.base.samples import PartyData, Samples
 from comity.checksums import Checksum, with_crc, without_crc
+from comity.components.own_models import METHODS, own_network
 from comity.components.portable_models import build_portable
 from comity.core.party import Party
 from comity.data import Federation, preparation
@@ -33,7 +34,7 @@ from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.exported import SETTINGS, WEIGHTS, no_model_in, read_weights
 from comity.models.low_rank import LowRank, without_factors
 from comity.models.pretrained import Pretrained
-from comity.names import PLAIN, SOLO, display_name
+from comity.names import OWN_MODELS, PLAIN, SOLO, display_name
 from comity.privacy.account import describe_party_guarantee
 from comity.runs.caveats import RECALL
 from comity.runs.result import Deployed, Result
@@ -132,14 +133,22 @@ def export(result: Result, party: str, out: Path) -> list[str]:
 
 def _model_of(result: Result, party: str) -> tuple[Deployed, Any, dict[str, Any]]:
     """Return a party's model, its state of the method, and further content of model.json."""
-    if result.job.experiment.algorithm in PLAIN.values():
+    method = result.job.experiment.algorithm
+    if method in PLAIN.values() and not isinstance(result.job.algorithm, METHODS[method]):
         plain = plain_export(result, party)
         return plain.deployed, {}, plain.settings
     if result.job.experiment.model == "modules":
         raise UsageError(
             "A model given as modules cannot be exported: use result.model(party) in Python."
         )
-    return result.model(party), result.state(party), {}
+    deployed, state = result.model(party), result.state(party)
+    if method not in OWN_MODELS:
+        return deployed, state, {}
+    # The state has predictions of single training samples, which are no part of the model.
+    own = {"plain": method, "set": {}, "privacy": "nothing left it"}
+    if name := own_network(state):
+        own |= {"model": name, "cut": deployed.task.cut}
+    return deployed, {}, own
 
 
 def _one_class_warnings(summary: dict[str, Any], party: str) -> list[str]:
@@ -271,8 +280,8 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
         check(folder, text, code_in(settings["algorithm"], [settings["model"]]), trust)
         weights = read_weights(folder, settings)
         # The algorithm is imported first: it defines the records of its state.
-        # A plain model is one of SOLO's that scikit-learn has trained.
-        method = SOLO if settings["algorithm"] in PLAIN.values() else settings["algorithm"]
+        # A model of a party's own is one of SOLO's, whatever has trained it.
+        method = SOLO if settings["algorithm"] in OWN_MODELS else settings["algorithm"]
         algorithm = algorithms.compose(method, settings["set"])
         state = decode(weights)
         shape = tuple(settings["shape"])

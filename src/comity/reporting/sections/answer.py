@@ -245,7 +245,8 @@ def _step_warnings(group: RunGroup) -> list[str]:
     """Return the warnings about the steps of the methods, once for all seeds."""
     if group.site:  # a site knows its own steps only
         return []
-    return compare_steps({method.name: method.summaries for method in group.methods}, False)
+    trained = [method for method in group.methods if not method.of_scikit_learn]
+    return compare_steps({method.name: method.summaries for method in trained}, False)
 
 
 def _differing_settings(group: RunGroup, expected: Collection[str]) -> list[str]:
