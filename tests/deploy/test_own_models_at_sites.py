@@ -74,7 +74,7 @@ def test_gains_are_over_the_better_own_model(compared: tuple[Tables, Findings, P
     folders = {name: out / name / "seed-0" for name in ("own-model", "fedavg")}
     assert all(not RunFolder(folder).read_answers() for folder in folders.values())
     whole = comity.compare(
-        ["fedavg"], str(sites.folder / "pooled"), partition="natural(min=1)", progress=False,
+        ["fedavg"], data=str(sites.folder / "pooled"), partition="natural(min=1)", progress=False,
         engine="loop", out=sites.folder / "whole", **SETTINGS,
     )  # fmt: skip
     plain = {row.algorithm: row.figure for row in whole.rows}
@@ -140,15 +140,33 @@ def test_page_of_the_comparison(compared: tuple[Tables, Findings, Path]) -> None
     assert "differ in steps" not in page, "own models are no methods"
 
 
+def allow_only(sites: Tables, names: tuple[str, ...]) -> None:
+    for name in names:
+        policy = sites.site(name) / NAME
+        policy.write_text(
+            policy.read_text().replace('methods = ["*"]', 'methods = ["solo", "fedavg"]')
+        )
+
+
+def test_a_site_that_refuses_plain_models_is_compared_with_solo(tmp_path: Path) -> None:
+    sites = Tables(tmp_path / "sites", CLOSED)
+    allow_only(sites, ("north",))
+    findings = sites.compare(["fedavg"], tmp_path / "out", **SETTINGS)
+    assert findings.baseline == "own model"
+    says = {answer.party: answer.says for answer in findings.answers}
+    assert "(solo)" in says["north"]
+    assert "(solo)" not in says["east"]
+    assert [w.text for w in findings.warnings if "north took no part" in w.text]
+
+
 def test_refused_plain_models_leave_the_comparison_with_solo(tmp_path: Path) -> None:
     sites = Tables(tmp_path / "sites", CLOSED)
-    policy = sites.site("north") / NAME
-    policy.write_text(policy.read_text().replace('methods = ["*"]', 'methods = ["solo", "fedavg"]'))
+    allow_only(sites, NAMES)
     findings = sites.compare(["fedavg"], tmp_path / "out", **SETTINGS)
     assert findings.baseline == "SOLO"
     assert [row.algorithm for row in findings.rows] == ["solo", "fedavg"]
     (text,) = [w.text for w in findings.warnings if "refused" in w.text]
-    assert "north" in text
+    assert "(methods)" in text
     assert not (tmp_path / "out" / "plain-linear").exists()
 
 

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -253,7 +254,7 @@ def _predict_folds(party: Party, thetas: list[Params], folds: Ints) -> Tensor:
     for fold, theta in enumerate(thetas):
         held_out = np.flatnonzero(folds == fold)
         x = party.data.train.x[held_out]
-        parts.append(in_chunks(lambda part, theta=theta: party.task.logits(theta, part), x))
+        parts.append(in_chunks(partial(party.task.logits, theta), x))
         positions.append(held_out)
     return in_order(parts, positions)
 

@@ -36,6 +36,7 @@ from comity.studies.compare import (
 )
 from comity.studies.own_models import AUTO, parse_plain
 from comity.studies.party_verdicts import Parties, SampleCounts
+from comity.text import join_names
 
 
 def compare_sites(
@@ -103,6 +104,7 @@ def compare_sites(
             summary | {"own_models": _find_choices(k, summaries, kinds)}
             for k, summary in enumerate(summaries[OWN_MODEL])
         ]
+        warnings += _without_plain_models(summaries)
     comparison = findings(
         base.but(metric=metric),
         summaries,
@@ -148,19 +150,49 @@ def _find_choices(
 ) -> dict[str, dict[str, str]]:
     """Return the model that each site has chosen as its own: that with equal figures.
 
-    A site does not report its choice. It is not known where a policy withholds the figures.
+    A site does not report its choice. It is not known where a policy withholds the figures. A site
+    that took no part in the run has SOLO only.
     """
 
     def figures_of(method: str, party: str) -> list[float | None]:
         return [block["per_party"].get(party) for _, block in blocks(summaries[method][run])]
 
-    choices = {}
-    for party in summaries[OWN_MODEL][run]["accuracy"]["per_party"]:
+    choices = {
+        party: {"model": SOLO} for party in _absent_from_own_models(summaries, summaries[SOLO][run])
+    }
+    for party in _parties_of(summaries[OWN_MODEL][run]):
         own = figures_of(OWN_MODEL, party)
         equal = [name for name in (*kinds, SOLO) if figures_of(name, party) == own]
         if equal and any(figure is not None for figure in own):
             choices[party] = {"model": equal[0]}
     return choices
+
+
+def _parties_of(summary: Mapping[str, Any]) -> list[str]:
+    return list(summary["accuracy"]["per_party"])
+
+
+def _absent_from_own_models(
+    summaries: Mapping[str, Sequence[Mapping[str, Any]]], of_solo: Mapping[str, Any]
+) -> list[str]:
+    """Return the sites that took no part in a run of own models."""
+    took_part = set.intersection(*(set(_parties_of(s)) for s in summaries[OWN_MODEL]))
+    return [party for party in _parties_of(of_solo) if party not in took_part]
+
+
+def _without_plain_models(
+    summaries: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[RunWarning]:
+    absent = _absent_from_own_models(summaries, summaries[SOLO][0])
+    if not absent:
+        return []
+    return [
+        RunWarning(
+            "before",
+            f"{join_names(absent)} took no part in the runs of plain models, which a site policy"
+            " can refuse (methods): gains there are over SOLO.",
+        )
+    ]
 
 
 def _warnings_during(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[RunWarning]:

@@ -30,6 +30,7 @@ from comity.data.protocols import training_folds
 from comity.data.split import Share
 from comity.errors import UsageError
 from comity.metrics.evaluation import Answers, Evaluation, evaluate_logits
+from comity.metrics.metrics import TWO
 from comity.metrics.out_of_fold import join_answers
 from comity.models import CustomModel
 from comity.names import OWN_MODEL, PLAIN
@@ -298,6 +299,9 @@ def _write(
             "discarded": [],
             "privacy": job.privacy.account().summary(()),
         }
+        missed = {name: labels for name, a in answers.items() if (labels := a.never_predicted())}
+        if missed and job.info.task.classes > TWO:
+            course["never_predicted"] = missed
         if choices is not None:
             course["own_models"] = {
                 name: {"model": choice.model, "scores": dict(choice.scores)}
