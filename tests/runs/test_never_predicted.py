@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def test_a_run_says_which_party_never_predicts_which_class(tmp_path: Path) -> No
 
 
 def test_of_cross_validation_it_is_one_sentence() -> None:
-    summaries = [
+    summaries: list[dict[str, Any]] = [
         {"never_predicted": {"north": [1, 2]}, "classes": ["cat", "dog", "fox"]},
         {"never_predicted": {"north": [2]}, "classes": ["cat", "dog", "fox"]},
         {"classes": ["cat", "dog", "fox"]},

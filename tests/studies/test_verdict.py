@@ -195,8 +195,8 @@ def test_a_method_that_clearly_hurts_is_not_called_unclear() -> None:
     (berg,) = party_verdicts(gains, counts, METRICS["accuracy"])
     assert berg.verdict == "level"
     assert berg.says == (
-        "no clear difference; relay gives -10.0 points (between -24.0 and 4.0); clearly worse:"
-        " fedavg, -5.0 points (between -8.0 and -2.0), and 1 more method"
+        "no method clearly helps; clearly worse: fedavg, -5.0 points (between -8.0 and -2.0), and 1"
+        " more method; not clear: relay, -10.0 points (between -24.0 and 4.0)"
     )
     assert berg.power == Power.of(unclear, 40), "what would settle it is about relay"
 
@@ -208,5 +208,8 @@ def test_an_uncertain_party_hears_of_what_clearly_hurts() -> None:
     (elm,) = party_verdicts(
         {"fedavg": {"elm": hurting}, "relay": {"elm": wide}}, counts, METRICS["accuracy"]
     )
-    assert elm.says.startswith("too uncertain to decide; relay gives -50.0 points")
-    assert "clearly worse: fedavg, -45.0 points (between -80.0 and -10.0)" in elm.says
+    assert elm.says == (
+        "no method clearly helps; clearly worse: fedavg, -45.0 points (between -80.0 and -10.0);"
+        " not clear: relay, -50.0 points (between -90.0 and 10.0)"
+    )
+    assert elm.power == Power.of(replace(wide, gain=0.1), 20), "no guess is as large as that"

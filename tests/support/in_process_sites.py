@@ -20,8 +20,9 @@ import comity
 from comity.data.importing import import_federation
 from comity.deploy.comparison import compare_sites
 from comity.deploy.data import import_site_data
+from comity.deploy.flare.startup_kits import LEAD
 from comity.deploy.handler import RequestHandler
-from comity.deploy.job_submission import LEAD, SubmittedJob
+from comity.deploy.job_submission import SubmittedJob
 from comity.deploy.key_exchange import Identity
 from comity.deploy.policy import NAME, write
 from comity.deploy.server import FAILURE, RUNS, SitesRefused, serve

@@ -48,10 +48,10 @@ def reliability_curve(
             "color": colour,
         },
     }
-    named = {"description": {"field": "method"}}
+    label = {"description": {"field": "method"}}
     lines: VegaSpec = {
         "mark": {"type": "line", "strokeWidth": 1.2, "opacity": 0.7},
-        "encoding": {"x": x, "y": y, "color": colour, **named},
+        "encoding": {"x": x, "y": y, "color": colour, **label},
     }
     tips = [
         tooltip("method", "method"),

@@ -95,15 +95,15 @@ def _stack(trees: list[Any], field: str, most: int) -> Tensor:
     return torch.from_numpy(rows)
 
 
-def _places(seen: list[int], scores: int, classes: int) -> tuple[Tensor, Tensor]:
+def _places(fit_classes: list[int], scores: int, classes: int) -> tuple[Tensor, Tensor]:
     """Return the matrix from the scores of a fitted model to logits of all classes, and what is
     added to these.
     """
     placed = torch.zeros(scores, classes, dtype=torch.double)
     added = torch.full((classes,), NEVER, dtype=torch.double)
-    added[seen] = 0.0
+    added[fit_classes] = 0.0
     if scores == 1:  # two classes: the log-odds of the second
-        placed[0, seen[1]] = 1.0
+        placed[0, fit_classes[1]] = 1.0
     else:
-        placed[torch.arange(scores), seen] = 1.0
+        placed[torch.arange(scores), fit_classes] = 1.0
     return placed, added

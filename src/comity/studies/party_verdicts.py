@@ -301,33 +301,36 @@ def _level(
     unclear = {method: gain for method, gain in gains.items() if not gain.hurt}
     best = max(unclear, key=lambda method: unclear[method].gain)
     gain = gains[best]
-    hurting = _describe_hurting({m: estimate for m, estimate in gains.items() if estimate.hurt})
     tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
-    if metric.bounded and gain.high - gain.low > 2 * TOO_WIDE:
-        over = f" over its own model{own_model}" if own_model else ""
-        says = (
-            f"too uncertain to decide; {best} gives {gain}{over}{hurting}; until it has more"
-            " samples, go by the gains of the other parties, and test any model on new samples"
-            " before use"
-        )
-        # A gain that is so uncertain is no guess of the true one.
-        power = Power.of(replace(gain, gain=min(PLAUSIBLE, abs(gain.gain))), tests)
-        return PartyVerdict(party, "level", says, None, gains, power)
+    over = f" over its own model{own_model}" if own_model else ""
     to = f" to its own model{own_model}" if own_model else ""
-    says = f"no clear difference{to}; {best} gives {gain}{hurting}"
-    return PartyVerdict(party, "level", says, None, gains, Power.of(gain, tests))
+    is_wide = metric.bounded and gain.high - gain.low > 2 * TOO_WIDE
+    # A gain that is so uncertain is no guess of the true one.
+    guess = replace(gain, gain=min(PLAUSIBLE, abs(gain.gain))) if is_wide else gain
+    if len(unclear) < len(gains):
+        worse = {method: gain for method, gain in gains.items() if gain.hurt}
+        says = (
+            f"no method clearly helps{over}; clearly worse: {_best_of(worse)}; not clear:"
+            f" {_best_of(unclear)}"
+        )
+    elif is_wide:
+        says = (
+            f"too uncertain to decide; {best} gives {gain}{over}; until it has more samples, go by"
+            " the gains of the other parties, and test any model on new samples before use"
+        )
+    else:
+        says = f"no clear difference{to}; {best} gives {gain}"
+    return PartyVerdict(party, "level", says, None, gains, Power.of(guess, tests))
 
 
-def _describe_hurting(gains: Mapping[str, Estimate]) -> str:
-    """Return a phrase on the methods that clearly hurt a party, with the gain by the best of them;
-    empty if there are none.
+def _best_of(gains: Mapping[str, Estimate]) -> str:
+    """Return the method with the largest of these gains and that gain, and how many more there
+    are.
     """
-    if not gains:
-        return ""
     best = max(gains, key=lambda method: gains[method].gain)
     more = len(gains) - 1
     others = f", and {more} more method{'s' if more > 1 else ''}" if more else ""
-    return f"; clearly worse: {best}, {gains[best]}{others}"
+    return f"{best}, {gains[best]}{others}"
 
 
 def describe_own_model(choices: Mapping[str, int]) -> str:

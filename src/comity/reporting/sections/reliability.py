@@ -51,9 +51,9 @@ def reliability(group: RunGroup) -> list[Block]:
         for party in everyone
         if several and (of_party := _curves_of_party(answers, party))
     }
-    drawn = list(by_party)[:MOST_PARTIES]
-    charts += [_chart(group, f"reliability-{p}", p, by_party[p], half=True) for p in drawn]
-    return [*charts, Text(_about(group, len(everyone), len(by_party), len(drawn)))]
+    visible = list(by_party)[:MOST_PARTIES]
+    charts += [_chart(group, f"reliability-{p}", p, by_party[p], half=True) for p in visible]
+    return [*charts, Text(_about(group, len(everyone), len(by_party), len(visible)))]
 
 
 def _curves_of_party(
@@ -119,7 +119,7 @@ def _class_name(group: RunGroup) -> str:
     return f"{classes[1]!r}" if len(classes) == 2 else "class 1"
 
 
-def _about(group: RunGroup, parties: int, own: int, drawn: int) -> str:
+def _about(group: RunGroup, parties: int, own: int, curves: int) -> str:
     """Return how to read the charts, and what they are of."""
     which = "test samples"
     if group.folds > 1:
@@ -132,8 +132,8 @@ def _about(group: RunGroup, parties: int, own: int, drawn: int) -> str:
         f"Reliability: on {which}, in bins of about equally many samples. On the dashed line,"
         " probabilities are as they should be; below it, they are too high."
     )
-    if drawn < own:
-        text += f" {drawn} of {own} parties are drawn."
+    if curves < own:
+        text += f" {curves} of {own} parties are drawn."
     elif own < parties and parties > 1:
         text += f" Single parties are drawn from {ENOUGH} samples on."
     all_parties = {party for run in group.runs for party in run.parties}
