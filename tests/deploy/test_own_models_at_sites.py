@@ -121,6 +121,7 @@ def test_a_site_has_its_plain_model(compared: tuple[Tables, Findings, Path]) -> 
     for name in OWN_MODELS:
         card = (models[name] / "card.md").read_text()
         assert "learned from this party's data: treat" in card
+        assert f"Model: {name}" in card
         settings = json.loads((models[name] / "model.json").read_text())
         assert settings["model"].startswith(("linear", "boosted-trees"))
         model = load(models[name])

@@ -21,7 +21,7 @@ from comity.base.finite import first_not_finite
 from comity.base.record import record
 from comity.base.samples import PartyData, Samples
 from comity.checksums import Checksum, with_crc, without_crc
-from comity.components.own_models import METHODS, own_network
+from comity.components.own_models import METHODS, Candidates, own_network
 from comity.components.portable_models import build_portable
 from comity.core.party import Party
 from comity.data import Federation, preparation
@@ -145,7 +145,8 @@ def _model_of(result: Result, party: str) -> tuple[Deployed, Any, dict[str, Any]
     if method not in OWN_MODELS:
         return deployed, state, {}
     # The state has predictions of single training samples, which are no part of the model.
-    own = {"plain": method, "set": {}, "privacy": "nothing left it"}
+    choice = f" ({state.choice})" if isinstance(state, Candidates) else ""
+    own = {"plain": f"{method}{choice}", "set": {}, "privacy": "nothing left it"}
     if name := own_network(state):
         own |= {"model": name, "cut": deployed.task.cut}
     return deployed, {}, own
