@@ -569,4 +569,4 @@ def read_parties(run: RunFolder) -> dict[str, Introduced]:
 def _introduced(content: Mapping[str, Any]) -> Introduced:
     key = content["signed_key"]
     parts = {"said": PartyInfo(**content["said"]), "signed_key": SignedKey(**key) if key else None}
-    return Introduced(**content | parts)
+    return Introduced(**{**content, **parts})
