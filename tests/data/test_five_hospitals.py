@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import CommandResult, comity, succeed, summary
-from in_process_sites import Root, Sites, ended
+from in_process_sites import Root, Sites
 
 from comity.data import Dataset, load
 from comity.data.table_checks import Values, split_columns
 from comity.deploy.policy import write as write_policy
 from comity.deploy.server import SCHEMA
+from comity.reporting import report
 from comity.runs.folder import RunFolder
 
 LABEL = ("--label", "readmitted")
@@ -436,12 +437,32 @@ class Hospitals(Sites):
         (folder / "hub" / SCHEMA).write_bytes(schema.read_bytes())
 
 
-def test_five_sites_train_without_pooling(agreed: Path, hospitals: Path, tmp_path: Path) -> None:
+def test_five_sites_get_answers_without_pooling(
+    agreed: Path, hospitals: Path, tmp_path: Path
+) -> None:
+    """The story at separate sites ends with an answer for every hospital, over the best model that
+    it trains alone.
+    """
     sites = Hospitals(tmp_path, hospitals, agreed)
-    settings: dict[str, Any] = {
-        "rounds": 2, "model": "linear", "metric": "auc", "validation": 0.1,
-    }  # fmt: skip
-    for method in ("solo", "fedavg"):
-        result = ended(sites.run(method, method, **settings))
-        assert result["auc"]["per_party"].keys() == set(NAMES)
-        assert result["classes"] == ["no", "yes"]
+    findings = sites.compare(
+        ["fedavg"], tmp_path / "out", rounds=2, model="linear", metric="auc", validation=0.1
+    )
+    assert findings.baseline == "own model"
+    result = RunFolder(tmp_path / "out" / "fedavg" / "seed-0").read_summary()
+    assert result is not None
+    assert result["classes"] == ["no", "yes"]
+    answers = {answer.party: answer for answer in findings.answers}
+    assert answers.keys() == set(NAMES)
+    judged = {name for name, a in answers.items() if a.verdict in ("gains", "level", "alone")}
+    assert judged >= {"east", "north", "south", "west"}, answers
+    for name in judged:
+        assert "fedavg" in answers[name].says
+        assert findings.own_models[name], "each is named the model of its own"
+        (model,) = findings.own_models[name]
+        assert f"({model})" in answers[name].says
+    for question in ("Does collaborating help?", "Whom?", "How sure is that?"):
+        assert findings.overall
+        assert question in findings.overall.questions
+    page = report(tmp_path / "out").read_text(encoding="utf-8")
+    first = page[page.index('data-part="answer"') : page.index('data-part="methods"')]
+    assert all(name in first for name in NAMES)

@@ -455,7 +455,7 @@ def findings(
     metric = METRICS[base.metric]
     own_models = count_choices(summaries.get(OWN_MODEL, ()))
     about_steps = compare_steps(
-        {display_name(method): runs for method, runs in summaries.items()}, equal_steps
+        {display_name(m): runs for m, runs in summaries.items() if m not in OWN_MODELS}, equal_steps
     )
     untrained = {m for m, runs in summaries.items() if any(map(no_round_counted, runs))}
     folds = folds_of(base.test)

@@ -16,9 +16,9 @@ from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
 from comity.errors import ComityError, CorruptedFile, UsageError
-from comity.measure.cross_validation import OutOfFold
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
+from comity.metrics.out_of_fold import OutOfFold
 from comity.models import CustomModel
 from comity.names import OWN_MODEL, SOLO, display_name
 from comity.runs.build import prepare
