@@ -34,7 +34,7 @@ from comity.data.patients import merge_units, number_patients
 from comity.data.preparation import Schema
 from comity.data.schema import IDENTIFIER, ColumnOptions
 from comity.data.sets.common import channels_first
-from comity.data.table_checks import PartyRows, number_copies
+from comity.data.table_checks import PartyRows, differing_class_warnings, number_copies
 from comity.data.tables import (
     SCALING_SENTENCES,
     drop_unlabelled,
@@ -405,6 +405,12 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         *imported.warnings,
         *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
     ]
+    if class_names and schema is None:
+        words = {
+            name: {class_names[k] for k in np.unique(own_labels).tolist()}
+            for name, own_labels in zip(parties, party_labels, strict=True)
+        }
+        warnings += differing_class_warnings(words)
     names = class_names or tuple(map(str, range(class_count)))
     for party, own_labels in zip(parties, party_labels, strict=True):
         if class_count and len(present := np.unique(own_labels)) == 1:

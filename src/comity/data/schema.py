@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from comity.data.conversions import known_factor
 from comity.data.formats.table import RawTable
 from comity.data.preparation import (
     NUMBER,
@@ -36,7 +37,7 @@ from comity.data.preparation import (
     read_cells,
     split_header,
 )
-from comity.data.table_checks import check_label_words, known_factor
+from comity.data.table_checks import check_label_words
 from comity.data.word_meanings import match_words
 from comity.errors import ErrorCollector, UsageError, quote, unknown
 from comity.text import join_names

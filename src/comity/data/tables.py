@@ -44,6 +44,7 @@ from comity.data.table_checks import (
     SEVERAL_ROWS,
     PartyRows,
     check_tables,
+    described_class_warnings,
     described_column_warnings,
     described_word_warnings,
     first_copies,
@@ -115,6 +116,7 @@ def common_schema(
     warnings = [
         *described_word_warnings(descriptions, schema),
         *described_column_warnings(descriptions),
+        *described_class_warnings(descriptions, schema),
         *repeated_person_warnings(schema, tables),
     ]
     return CommonSchema(schema, warnings)

@@ -1,0 +1,286 @@
+"""Faults that several hospitals share: label words, units, mixed notations, single codes."""
+
+from __future__ import annotations
+
+import csv
+import random
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import comity as command
+from harness import succeed
+
+from comity.data import load
+from comity.data.conversions import Spread, unit_groups
+from comity.data.table_checks import check_label_words, class_word_warnings, find_codes
+from comity.data.word_meanings import differing_words, parties_apart
+from comity.errors import UsageError
+
+HEADER = ["age", "sex", "glucose", "readmitted"]
+NAMES = ("alba", "berg", "cava", "dorf", "elm")
+Row = list[Any]
+
+
+def hospital(seed: int, change: Callable[[int, Row], None] | None = None, rows: int = 60) -> Any:
+    draw = random.Random(seed)
+    lines = []
+    for k in range(rows):
+        row: Row = [
+            draw.randint(30, 90),
+            draw.choice(["female", "male"]),
+            round(draw.gauss(120, 25), 1),
+            draw.choice(["no", "yes"]),
+        ]
+        if change is not None:
+            change(k, row)
+        lines.append(row)
+    return lines
+
+
+def write(folder: Path, changes: dict[str, Callable[[int, Row], None]] | None = None) -> Path:
+    """Five hospitals' files, with changes by party."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed, name in enumerate(NAMES):
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([HEADER, *hospital(seed, (changes or {}).get(name))])
+    return folder
+
+
+def other_labels(k: int, row: Row) -> None:
+    row[3] = {"yes": "Readmitted", "no": "Not readmitted"}[row[3]]
+
+
+def mixed_labels(k: int, row: Row) -> None:
+    row[3] = "Readmitted" if row[3] == "yes" and k % 2 else row[3]
+
+
+def millimoles(k: int, row: Row) -> None:
+    row[2] = round(row[2] / 18.02, 2)
+
+
+def words(result: Any) -> str:
+    return " ".join((result.out + result.err).split())
+
+
+# Label words.
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        (
+            {"cava": other_labels, "dorf": other_labels},
+            ["--word 'readmitted:Not readmitted=no'", "--word 'readmitted:Readmitted=yes'"],
+        ),
+        ({"dorf": mixed_labels}, ["--word 'readmitted:Readmitted=yes'"]),
+    ],
+    ids=["two of five", "one mixes"],
+)
+def test_label_words_of_several_parties_are_refused(
+    changes: Any, options: list[str], tmp_path: Path
+) -> None:
+    source = write(tmp_path / "in", changes)
+    refused = command(
+        "data", "import", source, "--label", "readmitted", "--out", tmp_path / "refused"
+    )
+    assert refused.code == 2
+    assert not (tmp_path / "refused").exists()
+    for option in options:
+        assert option in words(refused)
+    typed = [word for option in options for word in shlex.split(option)]
+    succeed("data", "import", source, "--label", "readmitted", *typed, "--out", tmp_path / "out")
+    assert load(str(tmp_path / "out")).class_names == ("no", "yes")
+
+
+def test_label_words_of_descriptions_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", {"cava": other_labels, "dorf": other_labels})
+    for name in NAMES:
+        succeed(
+            "data", "schema", source / f"{name}.csv", "--label", "readmitted", "--out",
+            tmp_path / f"{name}.json",
+        )  # fmt: skip
+    descriptions = [tmp_path / f"{name}.json" for name in NAMES]
+    refused = command("data", "schema", *descriptions, "--out", tmp_path / "schema.json")
+    assert refused.code == 2
+    assert "--word 'readmitted:Not readmitted=no' --word 'readmitted:Readmitted=yes'" in words(
+        refused
+    )
+    assert not (tmp_path / "schema.json").exists()
+
+
+def test_a_class_of_one_description_is_named(tmp_path: Path) -> None:
+    def third_class(k: int, row: Row) -> None:
+        row[3] = "transferred" if k % 9 == 0 else row[3]
+
+    source = write(tmp_path / "in", {"dorf": third_class})
+    for name in NAMES:
+        succeed(
+            "data", "schema", source / f"{name}.csv", "--label", "readmitted", "--out",
+            tmp_path / f"{name}.json",
+        )  # fmt: skip
+    descriptions = [tmp_path / f"{name}.json" for name in NAMES]
+    merged = succeed("data", "schema", *descriptions, "--out", tmp_path / "schema.json")
+    assert "only dorf has the label 'transferred': is it a class of its own?" in words(merged)
+
+
+TWO = {"no", "yes"}
+
+
+@pytest.mark.parametrize(
+    ("parties", "typed"),
+    [
+        # Groups without a common word, and of one common word.
+        ({"a": TWO, "b": TWO, "c": {"X", "Z"}, "d": {"X"}}, "'l:X=...' --word 'l:Z=...'"),
+        ({"a": TWO, "b": TWO, "c": {"no", "X"}, "d": {"no", "X"}}, "'l:X=...'"),
+        ({"a": TWO, "b": {"no"}, "c": {"no", "X"}, "d": TWO}, "'l:X=...'"),
+        # Two translations at once; and one party alone with two notations.
+        ({"a": TWO, "b": {"ja", "nein"}, "c": TWO, "d": {"ja"}, "e": {"yes"}}, "'l:ja=yes'"),
+        ({"a": {"n", "y", "no", "yes"}}, "'l:n=no' --word 'l:y=yes'"),
+    ],
+)
+def test_refused_label_words(parties: dict[str, set[str]], typed: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        check_label_words("l", parties)
+    assert typed in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "parties",
+    [
+        {"a": TWO, "b": TWO},
+        {"a": {"yes"}, "b": {"no"}},
+        {"a": {"I", "II"}, "b": {"II", "III"}, "c": {"III", "I"}},
+        {"a": {"mild", "severe", "none"}, "b": {"mild", "severe"}, "c": {"none", "mild"}},
+        {"a": {"0", "1"}, "b": {"2", "3"}},
+        {"a": {"absent", "equivocal", "positive"}},
+    ],
+)
+def test_labels_that_are_classes(parties: dict[str, set[str]]) -> None:
+    check_label_words("l", parties)
+
+
+def test_a_third_class_of_several_parties_is_named() -> None:
+    three = {*TWO, "lost"}
+    (sentence,) = class_word_warnings("l", {"a": TWO, "b": TWO, "c": three, "d": three, "e": TWO})
+    assert "most parties have the labels 'no', 'yes' only, but c, d also 'lost'" in sentence
+    assert not class_word_warnings("l", {"a": three, "b": three, "c": TWO})
+
+
+def test_arrays_with_other_label_words_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for name, classes in (("a", ["no", "yes"]), ("b", ["no", "yes"]), ("c", ["nein", "ja"])):
+        x = np.random.default_rng(0).normal(size=(20, 3))
+        np.savez(source / f"{name}.npz", x=x, y=np.array(classes * 10))
+    result = succeed("data", "import", source, "--out", tmp_path / "out")
+    assert "the labels are no, yes at a, b but ja, nein at c" in words(result)
+
+
+# Words of columns.
+
+
+def test_mixed_notations_of_one_party_get_a_full_mapping() -> None:
+    full = {"Female", "Male"}
+    parties = {"a": full, "b": {"m", "w"}, "c": full, "d": {*full, "f", "m"}}
+    assert differing_words(parties, "sex") == {"f": "Female", "m": "Male", "w": "Female"}
+    assert differing_words({"a": {*full, "f", "m"}}, "sex") == {"f": "Female", "m": "Male"}
+    # Different words of one party mostly mean different things.
+    assert differing_words({"a": {"none", "negative", "positive"}}) == {}
+    assert differing_words({"a": {"normal", "no", "yes"}, "b": {"no", "yes"}}) == {}
+
+
+def test_groups_of_parties_are_found() -> None:
+    two, other = {"no", "yes"}, {"X", "Y"}
+    parties = {"a": two, "b": other, "c": two, "d": {"X"}, "e": {"no"}}
+    assert parties_apart(parties) == [["a", "c", "e"], ["b", "d"]]
+    assert parties_apart(parties | {"f": {"X", "no"}}) == []
+
+
+# Units.
+
+
+@pytest.mark.parametrize("others", [("berg", "dorf"), ("alba", "cava", "elm")])
+def test_a_unit_of_several_parties_is_named(others: tuple[str, ...], tmp_path: Path) -> None:
+    source = write(tmp_path / "in", dict.fromkeys(others, millimoles))
+    result = succeed("data", "import", source, "--label", "readmitted", "--out", tmp_path / "out")
+    text = words(result)
+    most, fewest = sorted(
+        (", ".join(others), ", ".join(n for n in NAMES if n not in others)), key=len, reverse=True
+    )
+    assert f"at {fewest}, but about" in text
+    assert f"at {most} (numbers cannot show which side is right)" in text
+    typed = shlex.split(text[text.index("--unit") : text.index(", or write")])
+    succeed(
+        "data", "import", source, "--label", "readmitted", *typed, "--out", tmp_path / "repaired"
+    )
+    repaired = load(str(tmp_path / "repaired"))
+    glucose, of = repaired.x.numpy()[:, -1], repaired.groups["party"].of
+    medians = [float(np.median(glucose[of == k])) for k in range(len(NAMES))]
+    assert max(medians) / min(medians) < 1.3
+    inspected = succeed("data", "inspect", "--data", tmp_path / "out")
+    assert f"at {fewest}, but about" in words(inspected)
+    profiled = succeed("data", "profile", "--data", tmp_path / "out", "--out", tmp_path / "page")
+    assert f"at {fewest} and" in words(profiled)
+    assert "as between mg/dl and mmol/l of glucose: another unit?" in words(profiled)
+
+
+def near(middle: float) -> Spread:
+    return Spread(0.6 * middle, middle, 1.5 * middle)
+
+
+@pytest.mark.parametrize(
+    ("medians", "groups"),
+    [
+        ([6.5, 120, 6.7, 118, 125], ["ac", "bde"]),
+        ([1.0, 88, 88, 1.1, 0.9, 90], ["ade", "bcf"]),
+        ([6.5, 120, 6.7, 2000, 2100, 125], ["ac", "bf", "de"]),
+        ([100, 120, 90, 140, 150], ["abcde"]),  # hospitals differ
+        ([10, 20, 40, 80, 160], ["abcde"]),  # no gap is larger than the others
+        ([0, 0, 120, 118], ["cd"]),
+    ],
+)
+def test_groups_of_units(medians: list[float], groups: list[str]) -> None:
+    parties = {name: near(middle) for name, middle in zip("abcdef", medians, strict=False)}
+    assert ["".join(group) for group in unit_groups("value", parties)] == groups
+
+
+def test_parties_whose_numbers_overlap_have_one_unit() -> None:
+    wide = {
+        name: Spread(1, middle, 200) for name, middle in zip("abcd", (8, 9, 80, 90), strict=True)
+    }
+    assert unit_groups("crp", wide) == [["a", "b", "c", "d"]]
+
+
+# Codes.
+
+
+def test_one_row_of_a_well_known_code_suffices(tmp_path: Path) -> None:
+    def one_code(k: int, row: Row) -> None:
+        row[2] = -9 if k == 7 else row[2]
+
+    source = write(tmp_path / "in", {"dorf": one_code})
+    result = succeed("data", "import", source, "--label", "readmitted", "--out", tmp_path / "out")
+    assert "glucose of dorf is -9 in 1 row, but" in words(result)
+    assert "--missing 'dorf:glucose=-9'" in words(result)
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ([*range(20, 80), -9], -9),
+        ([*range(100, 300), 9999], 9999),
+        ([*range(-20, 20), -999], -999),
+        ([*range(20, 80), 99], None),  # an age
+        ([*range(-8, 8), -9], None),  # a value like the others
+        ([1, 2, 3, 1, 2, 3, 9], None),  # a grade
+        ([*range(20, 80), -1], None),
+        ([*range(20, 80), 777], None),
+    ],
+)
+def test_single_codes(values: list[float], code: float | None) -> None:
+    found = find_codes(np.array(values, np.float32))
+    assert found == ({} if code is None else {code: 1})
