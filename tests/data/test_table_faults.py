@@ -284,3 +284,39 @@ def test_one_row_of_a_well_known_code_suffices(tmp_path: Path) -> None:
 def test_single_codes(values: list[float], code: float | None) -> None:
     found = find_codes(np.array(values, np.float32))
     assert found == ({} if code is None else {code: 1})
+
+
+# Descriptions.
+
+
+def test_faulty_values_are_named_where_a_file_is_described(tmp_path: Path) -> None:
+    def faults(k: int, row: Row) -> None:
+        row[2] = {0: -9, 1: 999}.get(k % 9, row[2])
+        if k == 5:
+            row[0] = 1000
+        if k == 6:
+            row[3] = ""  # a label is missing
+
+    source = write(tmp_path / "in", {"dorf": faults})
+    described = succeed(
+        "data", "schema", source / "dorf.csv", "--label", "readmitted", "--out",
+        tmp_path / "dorf.json",
+    )  # fmt: skip
+    text = words(described)
+    assert "glucose of dorf is -9 in 7 rows and 999 in 7 rows" in text
+    assert "age is 1000 in row 6 of dorf" in text
+    assert "in common" not in text
+    repaired = succeed(
+        "data", "schema", source / "dorf.csv", "--label", "readmitted", "--missing",
+        "dorf:glucose=-9,999", "--drop", "age", "--out", tmp_path / "repaired.json",
+    )  # fmt: skip
+    assert "Warning" not in words(repaired)
+
+
+def test_faulty_values_of_several_described_files_are_compared(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", {"dorf": millimoles})
+    described = succeed(
+        "data", "schema", source, "--label", "readmitted", "--out", tmp_path / "all.json"
+    )
+    assert "at dorf, but between" in words(described)
+    assert "--unit 'dorf:glucose=mmol/l'" in words(described)

@@ -69,15 +69,22 @@ def check_tables(
         copies_stay_together: whether splits keep copies of a row together.
     """
     return [
+        *value_warnings(schema, parties, in_files),
+        *word_warnings(schema, parties),
+        *renamed_warnings(schema, parties),
+        *class_warnings(schema, parties),
+        *duplicate_warnings(schema, parties, copies_stay_together),
+    ]
+
+
+def value_warnings(schema: Schema, parties: Parties, in_files: Parties | None = None) -> list[str]:
+    """The warnings of `check_tables` about values, which descriptions do not show."""
+    return [
         *code_warnings(schema, in_files or parties),
         *outlier_warnings(schema, in_files or parties),
         *unit_warnings(schema, parties),
         *constant_warnings(schema, parties),
         *leak_warnings(schema, parties),
-        *word_warnings(schema, parties),
-        *renamed_warnings(schema, parties),
-        *class_warnings(schema, parties),
-        *duplicate_warnings(schema, parties, copies_stay_together),
     ]
 
 
@@ -557,7 +564,7 @@ def differing_word_warnings(column: str, parties: Mapping[str, Set[str]]) -> lis
         for party, words in present.items()
         if not any(words & others for name, others in present.items() if name != party)
     ]
-    if not apart:
+    if len(present) < 2 or not apart:
         return []
     return [
         f"{column} is {_list_words(present)}, without a word in common at {join_names(apart)}: if"

@@ -42,12 +42,15 @@ from comity.data.schema import (
 )
 from comity.data.table_checks import (
     SEVERAL_ROWS,
+    Parties,
     PartyRows,
     check_tables,
     described_class_warnings,
     described_column_warnings,
     described_word_warnings,
+    duplicate_warnings,
     first_copies,
+    value_warnings,
 )
 from comity.errors import ErrorCollector, UsageError, UsageErrors, unknown
 from comity.text import join_names
@@ -118,8 +121,29 @@ def common_schema(
         *described_column_warnings(descriptions),
         *described_class_warnings(descriptions, schema),
         *repeated_person_warnings(schema, tables),
+        *_described_value_warnings(schema, tables),
     ]
     return CommonSchema(schema, warnings)
+
+
+def _described_value_warnings(schema: Schema, tables: Mapping[str, RawTable]) -> list[str]:
+    """The warnings of an import about values and copies, of tables that are only described."""
+    errors = ErrorCollector()
+    labelled = drop_unlabelled(tables, schema, errors).tables
+    parties: dict[str, PartyRows] = {}
+    for name, table in labelled.items():
+        with errors.collect():
+            own_schema = schema.at(name)
+            x, y = _encode_rows(own_schema, table, strict=False), encode_labels(own_schema, table)
+            parties[name] = PartyRows(x, y, table.rows)
+    errors.check()
+    if not parties:
+        return []
+    in_files = _rows_in_file_units(schema, labelled, parties, strict=False)
+    return [
+        *value_warnings(schema, parties, in_files),
+        *duplicate_warnings(schema, parties, copies_stay_together=True),
+    ]
 
 
 def repeated_person_warnings(schema: Schema, tables: Mapping[str, RawTable]) -> list[str]:
@@ -426,14 +450,21 @@ def encode_tables(
     if not checks:
         return EncodedTables(x, y, warnings, kept_rows)
     parties = {name: PartyRows(x[name], y[name], table.rows) for name, table in tables.items()}
-    in_files = None
-    if any(column.convert for column in schema.columns):
-        unconverted = _without_conversions(schema)
-        in_files = {
-            name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name], table.rows)
-            for name, table in tables.items()
-        }
+    in_files = _rows_in_file_units(schema, tables, parties, strict)
     return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)], kept_rows)
+
+
+def _rows_in_file_units(
+    schema: Schema, tables: Mapping[str, RawTable], parties: Parties, strict: bool
+) -> Parties | None:
+    """The parties' rows with the numbers of their files; None if no number is converted."""
+    if not any(column.convert for column in schema.columns):
+        return None
+    unconverted = _without_conversions(schema)
+    return {
+        name: rows._replace(x=_encode_rows(unconverted.at(name), tables[name], strict))
+        for name, rows in parties.items()
+    }
 
 
 def _check_has_values(schema: Schema, table: RawTable, x: NDArray[np.float32]) -> None:
