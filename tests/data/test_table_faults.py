@@ -16,6 +16,7 @@ from harness import succeed
 
 from comity.data import load
 from comity.data.conversions import Spread, unit_groups
+from comity.data.importing import import_federation
 from comity.data.table_checks import check_label_words, class_word_warnings, find_codes
 from comity.data.word_meanings import differing_words, parties_apart
 from comity.errors import UsageError
@@ -32,7 +33,7 @@ def hospital(seed: int, change: Callable[[int, Row], None] | None = None, rows: 
         row: Row = [
             draw.randint(30, 90),
             draw.choice(["female", "male"]),
-            round(draw.gauss(120, 25), 1),
+            round(draw.gauss(120, 25), 3),
             draw.choice(["no", "yes"]),
         ]
         if change is not None:
@@ -320,3 +321,100 @@ def test_faulty_values_of_several_described_files_are_compared(tmp_path: Path) -
     )
     assert "at dorf, but between" in words(described)
     assert "--unit 'dorf:glucose=mmol/l'" in words(described)
+
+
+# Rows that several parties have.
+
+
+def with_shared_rows(folder: Path, count: int = 20) -> Path:
+    """Elm has rows of alba, berg one of its rows twice."""
+    write(folder)
+    files = {name: (folder / f"{name}.csv").read_text().splitlines() for name in NAMES}
+    files["elm"] += files["alba"][1 : 1 + count]
+    files["berg"] += [files["berg"][1]]
+    for name, lines in files.items():
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def contents_by_part(data: Any, federation: Any, *parts: str) -> set[bytes]:
+    """The rows that any party has in these parts."""
+    rows = {
+        position
+        for share in federation.split.parties.values()
+        for part in parts
+        for position in getattr(share, part)
+    }
+    return {data.x[k].numpy().tobytes() + bytes([int(data.y[k])]) for k in rows}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spec": "auto"},
+        {"spec": "auto", "test": "folds(5)"},
+        {"spec": "auto", "test": "common"},
+        {"spec": "auto", "validation": 0.0},
+        {"spec": "dirichlet(alpha=1)", "parties": 4},
+    ],
+    ids=str,
+)
+def test_no_party_trains_on_what_another_one_is_tested_on(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    data = import_federation(
+        with_shared_rows(tmp_path / "in"), tmp_path / "out", label="readmitted"
+    )
+    assert data.shared_rows is not None
+    tested: list[int] = []
+    for seed in range(5):
+        federation = data.partition(**options, seed=seed)
+        parts = [contents_by_part(data, federation, p) for p in ("train", "validation", "test")]
+        assert not parts[0] & parts[2]
+        assert not parts[1] & parts[2]
+        assert not parts[0] & parts[1]
+        tested += [k for share in federation.split.parties.values() for k in share.test]
+    if options.get("test") == "folds(5)":
+        assert sorted(tested) == list(range(len(data)))
+
+
+def test_shared_rows_do_not_change_other_splits(tmp_path: Path) -> None:
+    """Without shared rows nothing is stored, and of a party without them the split is the same."""
+    source = write(tmp_path / "plain")
+    plain = import_federation(source, tmp_path / "out", label="readmitted")
+    assert plain.shared_rows is None
+    assert not (tmp_path / "out" / "shared_rows.npy").exists()
+    shared = import_federation(
+        with_shared_rows(tmp_path / "in"), tmp_path / "shared", label="readmitted"
+    )
+    parts = [data.partition("auto", seed=3).split.parties for data in (plain, shared)]
+    assert parts[0]["alba"] == parts[1]["alba"]
+    assert "elm are identical to rows of alba" in " ".join(shared.warnings)
+
+
+def test_tables_of_few_words_have_no_shared_rows(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for seed, name in enumerate(NAMES):
+        draw = random.Random(seed)
+        lines = [f"{draw.choice('ab')},{draw.choice('cd')},{draw.choice('yn')}" for _ in range(50)]
+        (source / f"{name}.csv").write_text("\n".join(["first,second,label", *lines]) + "\n")
+    data = import_federation(source, tmp_path / "out")
+    assert (data.copies, data.shared_rows) == (None, None)
+    assert not any("identical" in warning for warning in data.warnings)
+
+
+def test_a_party_that_has_only_rows_of_others_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "in")
+    alba = (source / "alba.csv").read_text().splitlines()
+    (source / "elm.csv").write_text("\n".join(alba) + "\n")
+    data = import_federation(source, tmp_path / "out", label="readmitted")
+    data.partition("auto")  # all rows: the parts are those of alba
+    parts = data.partition("auto").split.parties
+    alba_test = {data.x[k].numpy().tobytes() for k in parts["alba"].test}
+    assert {data.x[k].numpy().tobytes() for k in parts["elm"].test} == alba_test
+    trained = [1 + k for k in parts["alba"].train[:5]]
+    (source / "elm.csv").write_text("\n".join([alba[0], *(alba[k] for k in trained)]) + "\n")
+    few = import_federation(source, tmp_path / "few", label="readmitted")
+    with pytest.raises(UsageError, match="'elm' has no test samples left"):
+        few.partition("auto")

@@ -59,6 +59,7 @@ def check_tables(
     parties: Parties,
     in_files: Parties | None = None,
     copies_stay_together: bool = True,
+    shared_stay_together: bool = True,
 ) -> list[str]:
     """All warnings about the parties' tables.
 
@@ -66,14 +67,15 @@ def check_tables(
         schema: the common schema.
         parties: the rows as encoded by the schema.
         in_files: the same with the numbers of the files, if some were converted to other units.
-        copies_stay_together: whether splits keep copies of a row together.
+        copies_stay_together: whether splits keep copies of a row at one party together.
+        shared_stay_together: the same of rows that several parties have.
     """
     return [
         *value_warnings(schema, parties, in_files),
         *word_warnings(schema, parties),
         *renamed_warnings(schema, parties),
         *class_warnings(schema, parties),
-        *duplicate_warnings(schema, parties, copies_stay_together),
+        *duplicate_warnings(schema, parties, copies_stay_together, shared_stay_together),
     ]
 
 
@@ -817,7 +819,12 @@ def _pairs_by_chance(columns: list[NDArray[np.int64]]) -> float:
     return comb(rows, 2) * float(np.prod(chances))
 
 
-def duplicate_warnings(schema: Schema, parties: Parties, copies_stay_together: bool) -> list[str]:
+def duplicate_warnings(
+    schema: Schema,
+    parties: Parties,
+    copies_stay_together: bool = True,
+    shared_stay_together: bool = True,
+) -> list[str]:
     """Warnings about rows that a party has twice, or that two parties have in common."""
     warnings = []
     effect = (
@@ -837,7 +844,7 @@ def duplicate_warnings(schema: Schema, parties: Parties, copies_stay_together: b
                 f" (counted below the header): {effect}; if they are mistakes, import with"
                 " --drop-copies."
             )
-    return [*warnings, *_shared_row_warnings(schema, parties)]
+    return [*warnings, *_shared_row_warnings(schema, parties, shared_stay_together)]
 
 
 def _first_copy(copies: Ints) -> tuple[int, int]:
@@ -849,13 +856,56 @@ def _first_copy(copies: Ints) -> tuple[int, int]:
     raise ValueError("there is no copy")
 
 
-def _shared_row_warnings(schema: Schema, parties: Parties) -> list[str]:
+def _pooled_contents(schema: Schema, parties: Parties) -> Ints | None:
+    """The number of each row's content over all parties; None if rows are alike by chance.
+
+    They are so if a pair of identical rows were expected of independent columns. What the columns
+    are like is estimated from different rows, so that a file that is there twice is noticed.
+    """
+    columns = np.stack(_row_values(schema, _pool(parties)))
+    _, first, contents = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    if len(parties) < 2 or len(first) < 2:
+        return None
+    chances = [
+        float(np.sum(counts * (counts - 1.0))) / (len(first) * (len(first) - 1))
+        for counts in (np.bincount(values) for values in columns[:, first])
+    ]
+    if comb(columns.shape[1], 2) * float(np.prod(chances)) >= 1:
+        return None
+    return contents.ravel()
+
+
+def number_shared_rows(schema: Schema, parties: Parties) -> Ints | None:
+    """The number of each row's content over all parties, from 0 in the order of the first rows.
+
+    Only rows that several parties have get one number. None if there are no such rows, or if rows
+    are alike by chance (see `number_copies`).
+    """
+    contents = _pooled_contents(schema, parties)
+    if contents is None:
+        return None
+    owner = np.repeat(np.arange(len(parties)), [len(rows.y) for rows in parties.values()])
+    first_owner, last_owner = np.full((2, len(owner)), -1)
+    first_owner[contents[::-1]] = owner[::-1]
+    last_owner[contents] = owner
+    is_shared = (first_owner != last_owner)[contents]
+    is_shared &= np.bincount(contents)[contents] <= MOST_COPIES
+    if not is_shared.any():
+        return None
+    own_numbers = len(owner) + np.arange(len(owner))
+    return number_patients(np.where(is_shared, contents, own_numbers))
+
+
+def _shared_row_warnings(schema: Schema, parties: Parties, stay_together: bool) -> list[str]:
     """Warnings about rows that two parties have in common."""
-    pooled = _pool(parties)
-    columns = _row_values(schema, pooled)
-    if len(parties) < 2 or _pairs_by_chance(columns) >= 1:
+    numbers = _pooled_contents(schema, parties)
+    if numbers is None:
         return []
-    numbers = np.unique(np.stack(columns), axis=1, return_inverse=True)[1].ravel()
+    effect = (
+        "a simulation keeps them in the same part of a split at both, which sites cannot"
+        if stay_together
+        else "one may train on what the other one is tested on"
+    )
     owner: dict[int, str] = {}
     counts: dict[tuple[str, str], int] = {}
     ends = np.cumsum([len(rows.y) for rows in parties.values()])[:-1]
@@ -865,6 +915,6 @@ def _shared_row_warnings(schema: Schema, parties: Parties) -> list[str]:
                 counts[first, party] = counts.get((first, party), 0) + 1
     return [
         f"{_rows(count)} of {party} {'is' if count == 1 else 'are'} identical to rows of {first}:"
-        " the same people?"
+        f" the same people? If so, {effect}."
         for (first, party), count in counts.items()
     ]

@@ -142,7 +142,7 @@ def _described_value_warnings(schema: Schema, tables: Mapping[str, RawTable]) ->
     in_files = _rows_in_file_units(schema, labelled, parties, strict=False)
     return [
         *value_warnings(schema, parties, in_files),
-        *duplicate_warnings(schema, parties, copies_stay_together=True),
+        *duplicate_warnings(schema, parties),
     ]
 
 
