@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from harness import comity as command
 from harness import succeed
 
 from comity.data import load
-from comity.data.conversions import Spread, unit_groups
+from comity.data.conversions import Spread, rounded_medians_differ, unit_groups
 from comity.data.importing import import_federation
 from comity.data.table_checks import check_label_words, class_word_warnings, find_codes
 from comity.data.word_meanings import differing_words, parties_apart
@@ -418,3 +420,135 @@ def test_a_party_that_has_only_rows_of_others_is_refused(tmp_path: Path) -> None
     few = import_federation(source, tmp_path / "few", label="readmitted")
     with pytest.raises(UsageError, match="'elm' has no test samples left"):
         few.partition("auto")
+
+
+# Units at separate sites.
+
+
+def describe(source: Path, out: Path, **options: tuple[str, ...]) -> list[Path]:
+    """Each hospital's description of its own file, with options by party."""
+    out.mkdir(exist_ok=True)
+    for name in NAMES:
+        succeed(
+            "data", "schema", source / f"{name}.csv", "--label", "readmitted",
+            *options.get(name, ()), "--out", out / f"{name}.json",
+        )  # fmt: skip
+    return [out / f"{name}.json" for name in NAMES]
+
+
+def medians_in(path: Path) -> dict[str, list[float]]:
+    columns = json.loads(path.read_text(encoding="utf-8"))["columns"]
+    return {c["name"]: c["rounded_medians"] for c in columns if "rounded_medians" in c}
+
+
+def test_a_description_has_rounded_medians_that_are_shown(tmp_path: Path) -> None:
+    source = write(tmp_path / "in")
+    shown = succeed(
+        "data", "schema", source / "alba.csv", "--label", "readmitted", "--out", tmp_path / "a.json"
+    )
+    assert medians_in(tmp_path / "a.json") == {"age": [64, 64], "glucose": [128, 128]}
+    assert re.search(r"glucose +number .* 128", shown.out)
+    assert "to leave them out, say --no-medians" in words(shown)
+    without = succeed(
+        "data", "schema", source / "alba.csv", "--label", "readmitted", "--no-medians", "--out",
+        tmp_path / "b.json",
+    )  # fmt: skip
+    assert medians_in(tmp_path / "b.json") == {}
+    assert "128" not in without.out
+    # Of few rows nothing is told, and constants need none.
+    lines = (source / "alba.csv").read_text().splitlines()
+    (tmp_path / "few.csv").write_text("\n".join(lines[:9]) + "\n")
+    succeed(
+        "data", "schema", tmp_path / "few.csv", "--label", "readmitted", "--out",
+        tmp_path / "c.json",
+    )  # fmt: skip
+    assert medians_in(tmp_path / "c.json") == {}
+    succeed(
+        "data", "schema", tmp_path / "a.json", "--constant", "age=60,15", "--constant",
+        "glucose=120,30", "--out", tmp_path / "d.json",
+    )  # fmt: skip
+    assert medians_in(tmp_path / "d.json") == {}
+
+
+def test_an_import_has_no_medians_in_its_schema(tmp_path: Path) -> None:
+    data = import_federation(write(tmp_path / "in"), tmp_path / "out", label="readmitted")
+    assert data.schema is not None
+    assert not any(column.rounded_medians for column in data.schema.columns)
+
+
+def test_a_unit_is_named_where_descriptions_are_merged(tmp_path: Path) -> None:
+    source = write(tmp_path / "in", {"berg": millimoles, "dorf": millimoles})
+    files = describe(source, tmp_path / "own")
+    merged = succeed("data", "schema", *files, "--out", tmp_path / "schema.json")
+    text = words(merged)
+    assert (
+        "the median of glucose is about 8 at berg, dorf, but about 128 at alba, cava, elm" in text
+    )
+    typed = shlex.split(text[text.index("--unit") : text.index(", or write")])
+    repaired = succeed("data", "schema", *files, *typed, "--out", tmp_path / "repaired.json")
+    assert "the median of glucose" not in words(repaired)
+    assert medians_in(tmp_path / "repaired.json")["glucose"] == [128, 128]
+
+
+FAR_FROM_MEDIANS = (
+    r"glucose is about \d\.\d+ at dorf, far from the medians in the schema, about 128: mmol/l"
+    r" instead of mg/dl\?"
+)
+
+
+def test_a_unit_at_a_separate_site_is_named(tmp_path: Path) -> None:
+    """The site brings a file that nobody has described, or changed its export since."""
+    agreed = tmp_path / "schema.json"
+    files = describe(write(tmp_path / "in"), tmp_path / "own")
+    succeed("data", "schema", *files, "--out", agreed)
+    source = write(tmp_path / "later", {"dorf": millimoles})
+    imported = succeed(
+        "data", "import", source / "dorf.csv", "--schema", agreed, "--out", tmp_path / "out"
+    )
+    assert re.search(FAR_FROM_MEDIANS, words(imported))
+    other = succeed(
+        "data", "import", source / "elm.csv", "--schema", agreed, "--out", tmp_path / "elm"
+    )
+    assert "far from" not in words(other)
+
+
+def test_a_unit_is_named_where_a_site_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvflare")
+    agreed = tmp_path / "schema.json"
+    files = describe(write(tmp_path / "in"), tmp_path / "own")
+    succeed("data", "schema", *files, "--out", agreed)
+    source = write(tmp_path / "later", {"dorf": millimoles})
+    monkeypatch.chdir(tmp_path)
+    succeed("deploy", "init", "hub", "--server", "localhost:8102", "--schema", agreed)
+    joined = succeed("deploy", "join", "hub/invite.json", "--data", source / "dorf.csv")
+    assert re.search(FAR_FROM_MEDIANS, words(joined))
+
+
+@pytest.mark.parametrize("medians", [[0, 2], [4, 2], [1], ["a", "b"]])
+def test_medians_in_a_schema_are_checked(medians: list[Any], tmp_path: Path) -> None:
+    source = write(tmp_path / "in")
+    (path,) = describe(source, tmp_path / "own")[:1]
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["columns"][0]["rounded_medians"] = medians
+    path.write_text(json.dumps(content), encoding="utf-8")
+    refused = command(
+        "data", "import", source / "alba.csv", "--schema", path, "--out", tmp_path / "out"
+    )
+    assert refused.code == 2
+    assert "rounded_medians of 'age' must be two numbers above 0" in words(refused)
+
+
+@pytest.mark.parametrize(
+    ("column", "lower", "upper", "differ"),
+    [
+        ("value", 8, 64, True),
+        ("value", 8, 32, False),
+        ("body_temp", 32, 128, True),  # °C and °F
+        ("age", 16, 64, False),  # children
+        ("weight", 64, 128, False),
+    ],
+)
+def test_rounded_medians(column: str, lower: float, upper: float, differ: bool) -> None:
+    assert rounded_medians_differ(column, lower, upper) is differ

@@ -121,6 +121,33 @@ def ratio_text(ratio: float) -> str:
     return f"about {ratio:.3g} times" if ratio >= MUCH else ""
 
 
+def round_median(value: float) -> float:
+    """A positive median, rounded to a power of two.
+
+    Examples:
+        >>> round_median(120.5), round_median(6.7), round_median(0.9)
+        (128.0, 8.0, 1.0)
+    """
+    return float(2.0 ** round(math.log2(value)))
+
+
+LEAST_COARSE_RATIO = 4.0
+"""Ratio of rounded medians from which on a common conversion of the column may explain it; from
+`MUCH` on, the units may differ in any case. Medians that are rounded to powers of two hide less."""
+
+
+def rounded_medians_differ(column: str, lower: float, upper: float) -> bool:
+    """Whether two rounded medians are so far apart that their units may differ."""
+    ratio = upper / lower
+    if ratio >= MUCH or ratio < LEAST_COARSE_RATIO:
+        return ratio >= MUCH
+    return any(
+        upper / 2 <= lower * guess.factor + guess.offset <= upper * 2
+        for guess in _conversions_of(column)
+        if guess.factor > 1 or guess.offset
+    )
+
+
 LEAST_RATIO = 1.5
 """Ratio of neighbouring medians from which on two parties may have different units."""
 CLEAR_GAP = 3.0

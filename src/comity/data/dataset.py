@@ -67,7 +67,7 @@ def _content(schema: Schema) -> dict[str, Any]:
     content = asdict(schema)
     for fields, names in (
         (content, ("parties",)),
-        *((column, ("convert", "file_unit")) for column in content["columns"]),
+        *((column, ("convert", "file_unit", "rounded_medians")) for column in content["columns"]),
     ):
         for name in names:
             if not fields[name]:

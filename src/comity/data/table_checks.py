@@ -24,6 +24,8 @@ from comity.data.conversions import (
     common_spread,
     find_conversion,
     ratio_text,
+    round_median,
+    rounded_medians_differ,
     unit_groups,
 )
 from comity.data.patients import number_patients
@@ -85,6 +87,7 @@ def value_warnings(schema: Schema, parties: Parties, in_files: Parties | None = 
         *code_warnings(schema, in_files or parties),
         *outlier_warnings(schema, in_files or parties),
         *unit_warnings(schema, parties),
+        *median_warnings(schema, parties),
         *constant_warnings(schema, parties),
         *leak_warnings(schema, parties),
     ]
@@ -209,7 +212,7 @@ def _least_distance(count: int) -> float:
     return 0.5 if count > 1 else 1.0
 
 
-def _without_codes(values: Values) -> Values:
+def without_codes(values: Values) -> Values:
     """The values with codes as missing values."""
     codes = np.array([*find_codes(values)], np.float32)
     return np.where(np.isin(values, codes), np.float32(np.nan), values)
@@ -223,7 +226,7 @@ def code_warnings(schema: Schema, parties: Parties) -> list[str]:
             codes = find_codes(values)
             if not codes:
                 continue
-            others = _without_codes(values)
+            others = without_codes(values)
             low, high = np.nanmin(others), np.nanmax(others)
             texts = [f"{code:g}" for code in codes]
             times = " and ".join(
@@ -248,7 +251,7 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
     warnings = []
     for party, rows in parties.items():
         for name, values in _numbers(schema, rows.x).items():
-            cells = _without_codes(values)
+            cells = without_codes(values)
             quantiles = percentiles(cells)
             if quantiles is None:
                 continue
@@ -306,7 +309,7 @@ def unit_warnings(schema: Schema, parties: Parties) -> list[str]:
         if not schema.classes:
             numbers[schema.label] = rows.y.astype(np.float32)
         for name, values in numbers.items():
-            if (quantiles := percentiles(_without_codes(values))) is not None:
+            if (quantiles := percentiles(without_codes(values))) is not None:
                 ranges.setdefault(name, {})[party] = quantiles
     return [
         sentence
@@ -373,6 +376,68 @@ def _ratio_guess(middle: float, usual: float) -> str:
     return f"{ratio}: another unit?" if ratio else "another unit?"
 
 
+def median_warnings(schema: Schema, parties: Parties) -> list[str]:
+    """Warnings about numbers far from the rounded medians in the schema, of the parties that
+    described their tables.
+    """
+    warnings = []
+    columns = {column.name: column for column in schema.columns if column.rounded_medians}
+    for party, rows in parties.items():
+        for name, values in _numbers(schema, rows.x).items():
+            quantiles = percentiles(without_codes(values)) if name in columns else None
+            if quantiles is None or quantiles.middle <= 0:
+                continue
+            (low, high), own = columns[name].rounded_medians, round_median(quantiles.middle)
+            is_below = own < low and rounded_medians_differ(name, own, low)
+            if is_below or (own > high and rounded_medians_differ(name, high, own)):
+                spread = Spread(low / 2, quantiles.middle, high * 2)
+                guess = _unit_guess([party], columns[name], spread) or _ratio_guess(
+                    quantiles.middle, low if is_below else high
+                )
+                warnings.append(
+                    f"{name} is about {quantiles.middle:.4g} at {party}, far from the medians in"
+                    f" the schema, {_median_range(low, high)}: {guess}"
+                )
+    return warnings
+
+
+def _median_range(low: float, high: float) -> str:
+    """Rounded medians, for a message."""
+    return f"about {low:g}" if low == high else f"about {low:g} to {high:g}"
+
+
+def described_median_warnings(medians: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Warnings about units of parties that have described their tables.
+
+    Args:
+        medians: by column, then by party: the rounded median in the common unit.
+    """
+    warnings = []
+    for name, by_party in medians.items():
+        groups: list[list[str]] = []
+        for party in sorted(by_party, key=lambda party: by_party[party]):
+            last = by_party[groups[-1][-1]] if groups else 0.0
+            if not groups or rounded_medians_differ(name, last, by_party[party]):
+                groups.append([])
+            groups[-1].append(party)
+        most = max(groups, key=len, default=[])
+        for group in groups:
+            if group == most:
+                continue
+            middle = common_spread([Spread(*[by_party[party]] * 3) for party in group]).middle
+            usual = [by_party[party] for party in most]
+            spread = Spread(min(usual) / 2, middle, max(usual) * 2)
+            guess = _unit_guess(group, Column(name, "number"), spread) or _ratio_guess(
+                middle, usual[0]
+            )
+            warnings.append(
+                f"the median of {name} is about {middle:g} at {join_names(group)}, but"
+                f" {_median_range(min(usual), max(usual))} at {join_names(most)} (rounded to powers"
+                f" of two; numbers cannot show which side is right): {guess}"
+            )
+    return warnings
+
+
 FAR_MEDIAN = 3.0
 FAR_VALUE = 10.0
 """Distance from the schema's mean, in its standard deviations, of a median or a value that does not
@@ -390,7 +455,7 @@ def constant_warnings(schema: Schema, parties: Parties) -> list[str]:
             column = columns[name]
             constants = f"the schema's mean {column.mean:g} and standard deviation {column.std:g}"
             distances = np.abs(values - column.mean) / column.std
-            quantiles = percentiles(_without_codes(values))
+            quantiles = percentiles(without_codes(values))
             if quantiles is None:
                 continue
             middle = quantiles[1]
@@ -864,10 +929,11 @@ def _pooled_contents(schema: Schema, parties: Parties) -> Ints | None:
     """
     columns = np.stack(_row_values(schema, _pool(parties)))
     _, first, contents = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    if len(parties) < 2 or len(first) < 2:
+    if len(parties) < 2:
         return None
-    chances = [
-        float(np.sum(counts * (counts - 1.0))) / (len(first) * (len(first) - 1))
+    pairs = len(first) * (len(first) - 1)
+    chances = [  # one more pair than there is, as few rows say little
+        float(np.sum(counts * (counts - 1.0)) + 1) / (pairs + 1)
         for counts in (np.bincount(values) for values in columns[:, first])
     ]
     if comb(columns.shape[1], 2) * float(np.prod(chances)) >= 1:

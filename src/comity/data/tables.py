@@ -32,6 +32,7 @@ from comity.data.schema import (
     apply_options,
     check_known_columns,
     check_labelled,
+    convert_medians,
     describe_table,
     encode_labels,
     find_label,
@@ -47,6 +48,7 @@ from comity.data.table_checks import (
     check_tables,
     described_class_warnings,
     described_column_warnings,
+    described_median_warnings,
     described_word_warnings,
     duplicate_warnings,
     first_copies,
@@ -120,10 +122,27 @@ def common_schema(
         *described_word_warnings(descriptions, schema),
         *described_column_warnings(descriptions),
         *described_class_warnings(descriptions, schema),
+        # Of tables alone, `value_warnings` compares the numbers themselves.
+        *(described_median_warnings(_medians_by_column(descriptions, schema)) if parties else ()),
         *repeated_person_warnings(schema, tables),
         *_described_value_warnings(schema, tables),
     ]
     return CommonSchema(schema, warnings)
+
+
+def _medians_by_column(
+    descriptions: Mapping[str, Schema], common: Schema
+) -> dict[str, dict[str, float]]:
+    """By column, then by party with a description of its own: the rounded median."""
+    columns = {fold_case(column.name): column for column in common.columns}
+    medians: dict[str, dict[str, float]] = {}
+    for party, schema in descriptions.items():
+        for column in schema.columns:
+            if (target := columns.get(fold_case(column.name))) and column.rounded_medians:
+                low_and_high = convert_medians(column, target).rounded_medians
+                if low_and_high and low_and_high[0] == low_and_high[1]:
+                    medians.setdefault(target.name, {})[party] = low_and_high[0]
+    return medians
 
 
 def _described_value_warnings(schema: Schema, tables: Mapping[str, RawTable]) -> list[str]:
