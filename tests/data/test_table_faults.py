@@ -281,12 +281,23 @@ def test_one_row_of_a_well_known_code_suffices(tmp_path: Path) -> None:
         ([*range(-8, 8), -9], None),  # a value like the others
         ([1, 2, 3, 1, 2, 3, 9], None),  # a grade
         ([*range(20, 80), -1], None),
+        ([*range(1500, 2400, 9), *[0] * 400], None),  # a rare income
         ([*range(20, 80), 777], None),
     ],
 )
 def test_single_codes(values: list[float], code: float | None) -> None:
     found = find_codes(np.array(values, np.float32))
     assert found == ({} if code is None else {code: 1})
+
+
+def test_rare_incomes_are_no_typing_errors(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    incomes = [*[0] * 190, *draw.integers(500, 9000, 39).tolist(), 14_000]
+    for last, is_wrong in ((14_000, False), (990_000, True)):
+        lines = [f"{income},{'ny'[k % 2]}" for k, income in enumerate([*incomes[:-1], last])]
+        (tmp_path / f"{last}.csv").write_text("\n".join(["income,label", *lines]) + "\n")
+        data = import_federation(tmp_path / f"{last}.csv", tmp_path / f"out-{last}")
+        assert any("a typing error?" in warning for warning in data.warnings) == is_wrong
 
 
 # Descriptions.

@@ -193,7 +193,10 @@ def _is_below(numbers: list[float], counts: Ints, end: int, top: int) -> bool:
         is_far = others[0] - code > (others[-1] - others[0]) * _least_distance(counts[end - 1])
         return has_values and (others[0] >= 0 or is_far)
     low, high = np.percentile(others, [5, 95])
-    return code == 0 and len(others) >= MANY_VALUES and bool(low > (high - low) / 2)
+    # A 0 in most rows means that there is none, as of a rare income.
+    is_rare = counts[:end].sum() <= counts[end : end + len(others)].sum()
+    is_far = low > (high - low) / 2
+    return bool(code == 0 and len(others) >= MANY_VALUES and is_far and is_rare)
 
 
 def _is_above(numbers: list[float], counts: Ints, start: int, lowest: int) -> bool:
@@ -256,6 +259,9 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
             if quantiles is None:
                 continue
             low, middle, high = quantiles
+            if middle in (low, high):  # most are equal, as no income: judge the others
+                cells = np.where(cells == np.float32(middle), np.float32(np.nan), cells)
+                low, middle, high = percentiles(cells) or (0.0, 0.0, 0.0)
             distances = np.abs(np.nan_to_num(cells - middle))
             if high > low and distances.max() > OUTLIER_FACTOR * (high - low):
                 row = int(distances.argmax())
