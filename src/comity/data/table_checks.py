@@ -927,11 +927,16 @@ def _first_copy(copies: Ints) -> tuple[int, int]:
     raise ValueError("there is no copy")
 
 
+FEW_PAIRS = 0.05
+"""Identical rows of two parties that chance may explain."""
+
+
 def _pooled_contents(schema: Schema, parties: Parties) -> Ints | None:
     """The number of each row's content over all parties; None if rows are alike by chance.
 
-    They are so if a pair of identical rows were expected of independent columns. What the columns
-    are like is estimated from different rows, so that a file that is there twice is noticed.
+    They are so if `FEW_PAIRS` pairs of identical rows were expected of independent columns: a
+    coincidence would move rows of a party in its split. What the columns are like is estimated from
+    different rows, so that a file that is there twice is noticed.
     """
     columns = np.stack(_row_values(schema, _pool(parties)))
     _, first, contents = np.unique(columns, axis=1, return_index=True, return_inverse=True)
@@ -942,7 +947,7 @@ def _pooled_contents(schema: Schema, parties: Parties) -> Ints | None:
         float(np.sum(counts * (counts - 1.0)) + 1) / (pairs + 1)
         for counts in (np.bincount(values) for values in columns[:, first])
     ]
-    if comb(columns.shape[1], 2) * float(np.prod(chances)) >= 1:
+    if comb(columns.shape[1], 2) * float(np.prod(chances)) >= FEW_PAIRS:
         return None
     return contents.ravel()
 
