@@ -231,6 +231,16 @@ def test_a_unit_of_several_parties_is_named(others: tuple[str, ...], tmp_path: P
     assert "as between mg/dl and mmol/l of glucose: another unit?" in words(profiled)
 
 
+def test_a_column_of_zeros_at_one_party_is_no_unit(tmp_path: Path) -> None:
+    def zeros(k: int, row: Row) -> None:
+        row[2] = 0
+
+    source = write(tmp_path / "in", {"dorf": zeros})
+    data = import_federation(source, tmp_path / "out", label="readmitted")
+    (sentence,) = [warning for warning in data.warnings if "glucose is about 0 at dorf" in warning]
+    assert "does 0 mean missing? If so, say --missing 'dorf:glucose=0'" in sentence
+
+
 def near(middle: float) -> Spread:
     return Spread(0.6 * middle, middle, 1.5 * middle)
 
@@ -479,6 +489,20 @@ def test_a_description_has_rounded_medians_that_are_shown(tmp_path: Path) -> Non
         "glucose=120,30", "--out", tmp_path / "d.json",
     )  # fmt: skip
     assert medians_in(tmp_path / "d.json") == {}
+
+
+def test_medians_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    columns = {
+        "change": draw.normal(0.3, 1, 80),
+        "crp": np.exp(draw.normal(1, 2, 80)),
+        "weight": draw.normal(70, 10, 80),
+    }
+    rows = zip(*columns.values(), strict=True)
+    lines = [f"{','.join(map(str, row))},{'ny'[k % 2]}" for k, row in enumerate(rows)]
+    (tmp_path / "a.csv").write_text("\n".join([",".join([*columns, "label"]), *lines]) + "\n")
+    succeed("data", "schema", tmp_path / "a.csv", "--out", tmp_path / "a.json")
+    assert medians_in(tmp_path / "a.json") == {"weight": [64, 64]}
 
 
 def test_an_import_has_no_medians_in_its_schema(tmp_path: Path) -> None:

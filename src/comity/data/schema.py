@@ -37,7 +37,7 @@ from comity.data.preparation import (
     read_cells,
     split_header,
 )
-from comity.data.table_checks import check_label_words, without_codes
+from comity.data.table_checks import check_label_words, percentiles, without_codes
 from comity.data.word_meanings import match_words
 from comity.errors import ErrorCollector, UsageError, quote, unknown
 from comity.text import join_names
@@ -321,20 +321,26 @@ def _describe_column(
 
 FEWEST_OF_MEDIAN = 10
 """Numbers that a median is described from."""
+WIDEST = 32.0
+"""Ratio of the 95th to the 5th percentile up to which medians are described: those of wider columns
+differ by as much as units do.
+"""
 
 
 def _rounded_medians(texts: Sequence[str]) -> tuple[float, ...]:
     """The median of one party's numbers, rounded, as the lowest and the highest of the parties'.
 
-    Codes for missing values do not count. Empty if there are few numbers, or if the median is not
-    positive.
+    Codes for missing values do not count. Empty if there are few numbers, if the 5th percentile is
+    not positive, or if the numbers are too different (`WIDEST`).
     """
     numbers = [float(text) for text in texts if NUMBER.fullmatch(text)]
     values = without_codes(np.array(numbers, np.float32))
-    values = values[np.isfinite(values)]
-    if len(values) < FEWEST_OF_MEDIAN or np.median(values) <= 0:
+    spread = percentiles(values[np.isfinite(values)])
+    if np.isfinite(values).sum() < FEWEST_OF_MEDIAN or spread is None:
         return ()
-    return (round_median(float(np.median(values))),) * 2
+    if not 0 < spread.low <= spread.high <= WIDEST * spread.low:
+        return ()
+    return (round_median(spread.middle),) * 2
 
 
 def _reason_against_numbers(name: str, texts: Sequence[str]) -> str:

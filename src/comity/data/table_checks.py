@@ -341,6 +341,11 @@ def _range_warnings(column: Column, parties: Mapping[str, Spread]) -> list[str]:
         guess = _unit_guess([party], column, usual._replace(middle=middle)) or _ratio_guess(
             middle, usual.middle
         )
+        if middle == 0:  # no unit makes other numbers 0
+            guess = (
+                "does 0 mean missing? If so, say"
+                f" --missing '{party}:{column.name}=0'; or is it another unit?"
+            )
         unit = f" {column.unit}" if column.unit else ""
         warnings.append(
             f"{column.name} is about {middle:g}{unit} at {party}, but between {usual.low:g} and"
