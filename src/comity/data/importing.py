@@ -34,7 +34,12 @@ from comity.data.patients import merge_units, number_patients
 from comity.data.preparation import Schema
 from comity.data.schema import IDENTIFIER, ColumnOptions
 from comity.data.sets.common import channels_first
-from comity.data.table_checks import PartyRows, number_copies
+from comity.data.table_checks import (
+    PartyRows,
+    differing_class_warnings,
+    number_copies,
+    number_shared_rows,
+)
 from comity.data.tables import (
     SCALING_SENTENCES,
     drop_unlabelled,
@@ -76,6 +81,8 @@ class ImportedParties:
     warnings: tuple[str, ...] = ()
     schema: Schema | None = None
     """The schema of tables, whose labels are already encoded; None for other data."""
+    shared_rows: Ints | None = None
+    """The number of each row's content over all parties, if they have rows in common."""
 
 
 def import_federation(
@@ -237,7 +244,14 @@ def _read_all_tables(
     description = (
         f"tables with the columns {join_names(column.name for column in common_schema.columns)}"
     )
-    return ImportedParties(parties, description, (*warnings, *skip_warnings), common_schema)
+    rows = {name: PartyRows(x[name], y[name]) for name in tables}
+    return ImportedParties(
+        parties,
+        description,
+        (*warnings, *skip_warnings),
+        common_schema,
+        number_shared_rows(common_schema, rows) if checks else None,
+    )
 
 
 def _refuse_column_options(kind: str, options: Mapping[str, Any]) -> None:
@@ -405,6 +419,12 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         *imported.warnings,
         *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
     ]
+    if class_names and schema is None:
+        words = {
+            name: {class_names[k] for k in np.unique(own_labels).tolist()}
+            for name, own_labels in zip(parties, party_labels, strict=True)
+        }
+        warnings += differing_class_warnings(words)
     names = class_names or tuple(map(str, range(class_count)))
     for party, own_labels in zip(parties, party_labels, strict=True):
         if class_count and len(present := np.unique(own_labels)) == 1:
@@ -439,6 +459,7 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         warnings=tuple(f"{name}: {warning}" for warning in warnings),
         patients=patients,
         copies=_all_copies(parties),
+        shared_rows=imported.shared_rows,
         **options,
     )
 
@@ -461,7 +482,8 @@ def _all_patients(parties: Mapping[str, Contribution]) -> Ints | None:
 def _all_copies(parties: Mapping[str, Contribution]) -> Ints | None:
     """The number of each row's content over all parties; None without copies.
 
-    Equal rows of two parties have two numbers: each party splits its own rows.
+    Equal rows of two parties have two numbers: each party splits its own rows. That their parts
+    agree is a matter of `shared_rows`.
     """
     if all(party.copies is None for party in parties.values()):
         return None
