@@ -19,7 +19,7 @@ def sentence(parties: int | list[str] = 4, folds: int = 1, **settings: object) -
     names = [f"p{i}" for i in range(parties)] if isinstance(parties, int) else parties
     group = SimpleNamespace(
         experiment=experiment(settings),
-        runs=[SimpleNamespace(amounts=dict.fromkeys(names, {}))],
+        runs=[SimpleNamespace(amounts={name: {} for name in names})],
         site="",
         between_sites=False,
         folds=folds,
