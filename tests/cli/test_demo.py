@@ -7,8 +7,10 @@ import os
 import re
 import shlex
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from harness import ESCAPE, comity, complaint, frames, one_sentence, succeed
@@ -109,7 +111,7 @@ def test_progress_of_the_advice(tmp_path: Path) -> None:
 def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the work took 10 seconds, so the other half takes 10: a run of double cost."""
     now = [0.0]
-    monkeypatch.setattr(demo.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     progress = demo.RunsProgress([("a", 1.0), ("b", 1.0), ("c", 2.0), ("d", 2.0)], "end", 1)
     assert progress.share == pytest.approx(1 / 6)
     run = progress("b")
@@ -125,12 +127,12 @@ def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress.seconds_left() == pytest.approx(4.0)
 
 
-def advice_of(low: float, high: float) -> SimpleNamespace:
+def advice_of(low: float, high: float) -> Any:
     gain = Estimate((low + high) / 2, low, high)
     return SimpleNamespace(verdict=SimpleNamespace(gain=gain))
 
 
-def findings_of(method: str, low: float, high: float) -> SimpleNamespace:
+def findings_of(method: str, low: float, high: float) -> Any:
     gain = Estimate((low + high) / 2, low, high)
     row = SimpleNamespace(algorithm=method, gain=gain)
     return SimpleNamespace(overall=SimpleNamespace(method=method), rows=[row])

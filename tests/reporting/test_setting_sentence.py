@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -11,7 +12,7 @@ import comity
 from comity.data.partitions import partition_catalogue
 from comity.data.steps import STEPS
 from comity.reporting import setting
-from comity.reporting.gather import gather
+from comity.reporting.gather import RunGroup, gather
 from comity.runs.config import experiment
 
 
@@ -24,7 +25,7 @@ def sentence(parties: int | list[str] = 4, folds: int = 1, **settings: object) -
         between_sites=False,
         folds=folds,
     )
-    return setting.describe_setting(group)
+    return setting.describe_setting(cast(RunGroup, group))
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ def _by_round(data: Data, group: RunGroup, alt: str) -> Chart:
         "each party's line",
         ((("layer", 0, "transform", 0, "filter"), "datum.party != ''", "false"), *axes),
     )
-    boxes = () if group.site else (box,)  # the line of a single site is the mean
-    boxes += _band_boxes(group, 1)
+    own = () if group.site else (box,)  # the line of a single site is the mean
+    boxes = (*own, *_band_boxes(group, 1))
     return Chart(
         f"{group.metric.name}-by-round",
         f"{capitalize_first(group.metric.title)} by round",
