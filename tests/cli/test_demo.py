@@ -104,6 +104,12 @@ def test_progress_of_the_advice(tmp_path: Path) -> None:
     nexts = list(dict.fromkeys(line.partition("; next: ")[2] for line in lines))
     assert nexts == ["advice, all rounds", "advice, fold 2 of 2", "Another federation", "the page"]
     assert any(re.search(r"fedavg, fold 1, half of the rounds, round 1 of 1; ", x) for x in lines)
+    last = ": plain models on tables, and intervals; next: "
+    finished = [line for line in progress if last in line]
+    assert [line.partition(last)[2] for line in finished] == [
+        "advice", "Another federation", "advice", "the page",
+    ]  # fmt: skip
+    assert finished[0].startswith("all 3 runs are finished")
     timed = [line for line in lines if re.search(r", about [1-9]\d* s left: advice: ", line)]
     assert timed
 

@@ -319,7 +319,20 @@ class RunsProgress:
         if left is not None:
             rounded = f"{max(1, round(left))} s" if left < 59 else duration(left)
             count += f", about {rounded} left"
-        current, upcoming = f"{self._name(run)}, round {t} of {rounds}", self._next(run.place)
+        self._print(count, f"{self._name(run)}, round {t} of {rounds}", self._next(run.place))
+
+    def end(self, place: int) -> None:
+        """Note that a run has ended, and after the last one show what is computed from them.
+
+        Plain models on tables and bootstrap intervals take as long as some runs.
+        """
+        self._shares[place] = 1.0
+        if self._begun >= len(self._runs) and min(self._shares) == 1.0:
+            count = f"all {len(self._runs)} runs are finished"
+            self._print(count, "plain models on tables, and intervals", self._after)
+
+    def _print(self, count: str, current: str, upcoming: str) -> None:
+        """Print the line, or rewrite the lines of the terminal."""
         if self._live is None:
             self._console.print(f"{count}: {current}; next: {upcoming}", soft_wrap=True)
             return
@@ -377,7 +390,8 @@ class _RunProgress:
         self._runs.update(self, t, self._rounds, share)
 
     def end(self) -> None:
-        """Do nothing: the next run takes the lines."""
+        """Note that the run has ended."""
+        self._runs.end(self.place)
 
 
 # --- One screen for each federation -----------------------------------------------------------
