@@ -24,7 +24,7 @@ TYPICAL = 0.75
 MOST_SHEETS = {"one": 8, "heart": 10, "five": 14, "half": 8}
 
 
-def used(page: PageObject) -> float:
+def used_share(page: PageObject) -> float:
     """Return how far down the text of a sheet reaches, as a share of the room for it."""
     top, bottom = float(page.mediabox.top) - MARGIN, MARGIN
     lowest = top
@@ -38,11 +38,11 @@ def used(page: PageObject) -> float:
     return (top - lowest) / (top - bottom)
 
 
-def printed(it: OpenPage) -> list[float]:
+def sheet_shares(it: OpenPage) -> list[float]:
     """Return the used share of each sheet."""
     sides = dict.fromkeys(("top", "bottom", "left", "right"), "12mm")
     pdf = it.page.pdf(format="A4", margin=sides)
-    return [used(page) for page in PdfReader(io.BytesIO(pdf)).pages]
+    return [used_share(page) for page in PdfReader(io.BytesIO(pdf)).pages]
 
 
 @pytest.mark.parametrize("kind", MOST_SHEETS)
@@ -50,7 +50,7 @@ def test_reports_waste_no_sheets(kind: str, chromium: Browser, pages: dict[str, 
     with open_page(chromium, pages[kind], 1400) as it:
         it.draw()
         ends_with_answer = it.page.locator("section[data-part=answer] .facts").count() > 0
-        shares = printed(it)
+        shares = sheet_shares(it)
     assert len(shares) <= MOST_SHEETS[kind], shares
     # The answer of a comparison has a sheet of its own.
     inner = shares[1:-1] if ends_with_answer else shares[:-1]
@@ -63,7 +63,7 @@ def test_pages_of_other_commands_waste_no_sheets(
     kind: str, chromium: Browser, other_pages: dict[str, Path]
 ) -> None:
     with open_page(chromium, other_pages[kind], 1400) as it:
-        assert min(printed(it)[:-1], default=1.0) >= LEAST
+        assert min(sheet_shares(it)[:-1], default=1.0) >= LEAST
 
 
 def test_an_empty_sheet_is_found(chromium: Browser, tmp_path: Path) -> None:
@@ -76,6 +76,6 @@ def test_an_empty_sheet_is_found(chromium: Browser, tmp_path: Path) -> None:
         encoding="utf-8",
     )
     with open_page(chromium, page) as it:
-        first, second, _ = printed(it)
+        first, second, _ = sheet_shares(it)
     assert 0 < first < 0.1
     assert 0.5 < second < 0.75

@@ -80,10 +80,10 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
     progress = first.err.splitlines()
     progress = [line for line in progress if "advice: " not in line]
     following = [re.search(r": ([^:;]*), round.*; next: (.*)", line) for line in progress]
-    compared = list(dict.fromkeys(match.groups() for match in following if match))
-    assert compared[:3] == [("solo", "fedavg"), ("fedavg", "fedprox"), ("fedprox", "advice")]
-    assert compared[3] == ("solo, fold 1 of 2", "fedavg, fold 1 of 2")
-    assert compared[-1] == ("fedavg, fold 2 of 2", "advice")
+    pairs = list(dict.fromkeys(match.groups() for match in following if match))
+    assert pairs[:3] == [("solo", "fedavg"), ("fedavg", "fedprox"), ("fedprox", "advice")]
+    assert pairs[3] == ("solo, fold 1 of 2", "fedavg, fold 1 of 2")
+    assert pairs[-1] == ("fedavg, fold 2 of 2", "advice")
 
     before = written(out)
     again = succeed("demo", "--out", out)
@@ -105,13 +105,15 @@ def test_progress_of_the_advice(tmp_path: Path) -> None:
     assert nexts == ["advice, all rounds", "advice, fold 2 of 2", "Another federation", "the page"]
     assert any(re.search(r"fedavg, fold 1, half of the rounds, round 1 of 1; ", x) for x in lines)
     last = ": plain models on tables, and intervals; next: "
-    finished = [line for line in progress if last in line]
-    assert [line.partition(last)[2] for line in finished] == [
+    last_lines = [line for line in progress if last in line]
+    assert [line.partition(last)[2] for line in last_lines] == [
         "advice", "Another federation", "advice", "the page",
     ]  # fmt: skip
-    assert finished[0].startswith("all 3 runs are finished")
-    timed = [line for line in lines if re.search(r", about [1-9]\d* s left: advice: ", line)]
-    assert timed
+    assert last_lines[0].startswith("all 3 runs are finished")
+    lines_with_time = [
+        line for line in lines if re.search(r", about [1-9]\d* s left: advice: ", line)
+    ]
+    assert lines_with_time
 
 
 def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +208,9 @@ def test_a_long_command_can_be_copied_from_a_terminal(monkeypatch: pytest.Monkey
     lines = ESCAPE.sub("", text.getvalue()).splitlines()
     assert len(lines) > 1
     assert max(map(len, lines)) <= 40
-    copied = "printf '%s\\n' " + "\n".join(lines)
-    read = subprocess.run(["sh", "-c", copied], capture_output=True, text=True, check=True)
-    assert read.stdout.splitlines() == words
+    script = "printf '%s\\n' " + "\n".join(lines)
+    shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert shell.stdout.splitlines() == words
 
 
 @pytest.mark.usefixtures("tiny")
@@ -243,10 +245,10 @@ def test_a_terminal_has_colours_and_whole_words(
 @pytest.mark.usefixtures("tiny")
 def test_ctrl_c_in_the_middle_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "demo"
-    shown = demo._RunProgress.round
+    show_round = demo._RunProgress.round
 
     def interrupt(self: demo._RunProgress, t: int, figure: float | None, ledger: Ledger) -> None:
-        shown(self, t, figure, ledger)
+        show_round(self, t, figure, ledger)
         if self.place == 2 and t == 1:
             raise KeyboardInterrupt
 

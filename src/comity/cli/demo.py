@@ -250,14 +250,14 @@ class RunsProgress:
     """The share of all work after which the time left is shown."""
 
     def __init__(
-        self, runs: Sequence[tuple[str, float]], after: str, finished: int = 0, jobs: int = 1
+        self, runs: Sequence[tuple[str, float]], after: str, finished_runs: int = 0, jobs: int = 1
     ) -> None:
         """Begin.
 
         Args:
             runs: the name of each run, and what it takes relative to the others, in order
             after: what comes after the last one
-            finished: how many of them are known to be finished, and will not be begun
+            finished_runs: how many of them are known to be finished, and will not be begun
             jobs: how many take place at once
         """
         from comity.cli import screen
@@ -265,8 +265,8 @@ class RunsProgress:
         self._runs = runs
         self._after = after
         self._jobs = jobs
-        self._begun = finished
-        self._shares = [1.0] * finished + [0.0] * max(0, len(runs) - finished)
+        self._begun_runs = finished_runs
+        self._shares = [1.0] * finished_runs + [0.0] * max(0, len(runs) - finished_runs)
         """How far each run is."""
         self._begin = time.monotonic()
         self._first_share: float | None = None
@@ -280,9 +280,9 @@ class RunsProgress:
 
     def __call__(self, title: str) -> _RunProgress:
         """Return the progress of the next run."""
-        k = self._begun
-        self._begun += 1
-        self._shares += [0.0] * (self._begun - len(self._shares))
+        k = self._begun_runs
+        self._begun_runs += 1
+        self._shares += [0.0] * (self._begun_runs - len(self._shares))
         before = k + 1 - self._jobs  # runs before it have ended, also those that were not computed
         self._shares[:before] = [1.0] * max(0, before)
         return _RunProgress(self, k, title)
@@ -314,11 +314,11 @@ class RunsProgress:
         if now - self._last_output < interval:
             return
         self._last_output = now
-        count = f"run {run.place + 1} of {max(self._begun, len(self._runs))}"
+        count = f"run {run.place + 1} of {max(self._begun_runs, len(self._runs))}"
         left = self.seconds_left()
         if left is not None:
-            rounded = f"{max(1, round(left))} s" if left < 59 else duration(left)
-            count += f", about {rounded} left"
+            time_left = f"{max(1, round(left))} s" if left < 59 else duration(left)
+            count += f", about {time_left} left"
         self._print(count, f"{self._name(run)}, round {t} of {rounds}", self._next(run.place))
 
     def end(self, place: int) -> None:
@@ -327,7 +327,7 @@ class RunsProgress:
         Plain models on tables and bootstrap intervals take as long as some runs.
         """
         self._shares[place] = 1.0
-        if self._begun >= len(self._runs) and min(self._shares) == 1.0:
+        if self._begun_runs >= len(self._runs) and min(self._shares) == 1.0:
             count = f"all {len(self._runs)} runs are finished"
             self._print(count, "plain models on tables, and intervals", self._after)
 
@@ -350,8 +350,8 @@ class RunsProgress:
         self._live.update(lines, refresh=True)
 
     def _name(self, run: _RunProgress) -> str:
-        planned, _ = self._runs[min(run.place, len(self._runs) - 1)]
-        return f"{ADVICE_STAGE}: {run.title}" if planned.startswith(ADVICE_STAGE) else planned
+        name, _ = self._runs[min(run.place, len(self._runs) - 1)]
+        return f"{ADVICE_STAGE}: {run.title}" if name.startswith(ADVICE_STAGE) else name
 
     def _next(self, place: int) -> str:
         """Return what comes next: the next run, or stage of several runs, of another name."""
