@@ -88,7 +88,25 @@ class Step:
     @property
     def name(self) -> str:
         """The step in words."""
-        return f"{self.method}, fold {self.fold + 1}, {'half' if self.half else 'all'} rounds"
+        return f"{self.method}, fold {self.fold + 1}" + (", half of the rounds" * self.half)
+
+
+def longest_course(methods: int, rule: RaceRule) -> list[tuple[str, float]]:
+    """Return the stage and the cost of each run of a race, for a progress line.
+
+    Fewer runs take place where the budget ends before the last fold, and where a method has no
+    comparable half.
+
+    Args:
+        methods: The number of methods beside training alone.
+        rule: How the race goes.
+    """
+    going_on = max(2, math.ceil(rule.after_half * methods)) if rule.half else methods
+    course = [("half of the rounds", 0.5)] * (methods + 1) if rule.half else []
+    course += [("all rounds", 0.5 if rule.half else 1.0)] * (min(going_on, methods) + 1)
+    for fold in range(1, rule.folds):
+        course += [(f"fold {fold + 1} of {rule.folds}", 1.0)] * (rule.finalists + 1)
+    return course
 
 
 @dataclass(frozen=True)

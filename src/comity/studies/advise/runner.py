@@ -38,6 +38,9 @@ from comity.studies.parallel import Cost, PlannedRun, run_all
 ANEW = "whole"
 """The folder of a run that could not go on from half of its rounds, beside the other runs."""
 
+OUTCOMES = "outcomes"
+"""The folder of the outcomes of finished steps."""
+
 
 @dataclass
 class Runner:
@@ -143,7 +146,7 @@ class Runner:
     def _file(self, step: Step) -> Path:
         part = "half" if step.half else "all"
         name = f"{display_name(step.method)}-fold-{step.fold + 1}-{part}.json"
-        return path_inside(self.out, "outcomes", name)
+        return path_inside(self.out, OUTCOMES, name)
 
     def _read(self, step: Step) -> FoldOutcome:
         file = self._file(step)
@@ -155,6 +158,12 @@ class Runner:
             raise CorruptedFile(
                 f"{file} is damaged: delete it, and give the command again."
             ) from why
+
+
+def count_finished(out: Path) -> int:
+    """Return how many steps of the race in a folder are finished, without parties' own models."""
+    names = (file.name for file in (out / OUTCOMES).glob("*.json"))
+    return sum(not name.startswith(f"{OWN_MODEL}-") for name in names)
 
 
 def read_outcome(folder: Path, metric: Metric, summary: Mapping[str, Any]) -> FoldOutcome:
