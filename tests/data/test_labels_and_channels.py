@@ -78,3 +78,15 @@ class Words(Dataset[Any]):
 def test_torch_dataset_of_other_things_is_refused() -> None:
     with pytest.raises(UsageError, match=r"party 'a' must have a length, and items \(x, y\)"):
         Federation.from_arrays({"a": Words()})
+
+
+def test_class_without_samples_in_a_dataset_is_a_warning() -> None:
+    """`Dataset(..., classes=11)` with labels 1 to 10."""
+    labels = np.arange(60) % 10 + 1
+    x = np.random.default_rng(0).random((60, 3))
+    data = Pooled("mine", x, labels, classes=11, mean=(0.0,), std=(1.0,))
+    (warning,) = data.partition("iid", parties=2).warnings
+    assert warning.startswith("mine: no sample has the label 0. 11 classes were declared")
+    assert "return_inverse=True" in warning
+    full = Pooled("mine", x, labels - 1, classes=10, mean=(0.0,), std=(1.0,))
+    assert full.partition("iid", parties=2).warnings == ()
