@@ -225,3 +225,21 @@ def test_a_method_that_only_changes_the_encoder_warns(text: str, term: str, tmp_
         torch.testing.assert_close(weights(frozen)[name], theta, rtol=1e-5, atol=1e-6)
     job = prepare(config.experiment({"algorithm": text, "engine": "loop"}), ragged(), model("part"))
     assert not any("encoder is frozen" in warning for warning in job.warnings())
+
+
+def test_methods_that_share_the_encoder_alone_are_left_out_of_a_comparison_by_name(
+    tmp_path: Path,
+) -> None:
+    """The others are compared; a single run of such a method still says why it cannot."""
+    parts = model("all")
+    with pytest.warns(UserWarning, match="fedbabu is left out: Nothing of modules would be shared"):
+        comparison = comity.compare(
+            ["fedavg", "fedper", "fedbabu"], ragged(), model=parts, rounds=1, out=tmp_path
+        )
+    assert [row.algorithm for row in comparison.rows] == ["solo", "fedavg"]
+    texts = [warning.text for warning in comparison.findings.warnings]
+    assert any(text.startswith("fedper is left out: ") for text in texts)
+    with pytest.raises(UsageError, match="No method is left to compare with these modules"):
+        comity.compare(["fedper"], ragged(), model=parts, rounds=1)
+    with pytest.raises(UsageError, match="mu"):  # its own mistake is not the network's
+        comity.compare(["fedprox(mu=-1)"], ragged(), model=parts, rounds=1)
