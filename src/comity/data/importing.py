@@ -443,7 +443,8 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
     parties, schema = imported.parties, imported.schema
     _check_parties(parties)
     if schema:
-        (party_labels, class_names), gaps = _schema_labels(schema, parties, classes), []
+        party_labels, class_names = _schema_labels(schema, parties, classes)
+        gaps: list[str] = []
     else:
         party_labels, class_names, gaps = _class_labels(parties, classes)
     x = np.concatenate([party.x for party in parties.values()])
