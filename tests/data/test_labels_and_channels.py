@@ -82,8 +82,8 @@ def test_torch_dataset_of_other_things_is_refused() -> None:
 
 def test_class_without_samples_in_a_dataset_is_a_warning() -> None:
     """`Dataset(..., classes=11)` with labels 1 to 10."""
-    labels = np.arange(60) % 10 + 1
-    x = np.random.default_rng(0).random((60, 3))
+    labels: Any = np.arange(60) % 10 + 1
+    x: Any = np.random.default_rng(0).random((60, 3))
     data = Pooled("mine", x, labels, classes=11, mean=(0.0,), std=(1.0,))
     (warning,) = data.partition("iid", parties=2).warnings
     assert warning.startswith("mine: no sample has the label 0. 11 classes were declared")

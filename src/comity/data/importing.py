@@ -253,7 +253,9 @@ def _with_present_classes(imported: ImportedParties) -> ImportedParties:
     them knows which occur elsewhere.
     """
     schema, parties = imported.schema, imported.parties
-    if schema is None or schema.classes != tuple(map(str, range(len(schema.classes)))):
+    if not schema or not schema.classes:  # a number to predict
+        return imported
+    if schema.classes != tuple(map(str, range(len(schema.classes)))):
         return imported
     mapped, names, warnings = _map_gaps([party.y for party in parties.values()])
     if not names:
