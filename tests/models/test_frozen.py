@@ -93,6 +93,39 @@ def test_engines_agree(text: str, frozen: str, tmp_path: Path) -> None:
             torch.testing.assert_close(other, theta, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("frozen", ["part", "all"])
+@pytest.mark.parametrize("text", over_methods(compositions()), ids=short)
+def test_every_engine_trains_and_sends_the_same_weights(
+    text: str, frozen: str, tmp_path: Path
+) -> None:
+    """No frozen tensor is in a model or in the ledger's bytes; process has the bits of loop."""
+    if frozen == "all" and text.startswith(SHARE_THE_ENCODER):
+        pytest.skip("it has nothing to share: refused on every engine")
+    text = "fedmeta(first_order=true)" if text == "fedmeta" else text
+    loop, process, stacked = (
+        run(
+            text,
+            tmp_path / engine,
+            model=model(frozen),
+            engine=engine,
+            workers=None if engine == "loop" else 2,
+            rounds=1,
+            steps=1,
+        )
+        for engine in ("loop", "process", "stacked")
+    )
+    (start,) = loop.summary["initial_weights"]
+    for result in (process, stacked):
+        assert result.summary["initial_weights"] == [start]
+        assert result.summary["bytes"] == loop.summary["bytes"]
+        for name, theta in weights(loop).items():
+            other = weights(result)[name]
+            assert {k: v.shape for k, v in other.items()} == {k: v.shape for k, v in theta.items()}
+            assert not set(other) & set(start["frozen"])
+    for name, theta in weights(loop).items():
+        assert all(torch.equal(v, weights(process)[name][k]) for k, v in theta.items())
+
+
 def test_fedavg_sends_the_head_alone(tmp_path: Path) -> None:
     result = run("fedavg", tmp_path, model=model("all"), rounds=2)
     head = 4 * (8 * 10 + 10)
