@@ -51,6 +51,14 @@ LEGEND = (
     " seeds. *swing*: the sample standard deviation from evaluation to evaluation."
 )
 """What the columns of a page's table mean."""
+EQUAL_ROUNDS = (
+    "All methods have the same rounds and local epochs or steps, except where the settings above"
+    " say otherwise. Their gradient evaluations therefore differ: papers compare so, and"
+    " `comity compare --equal-steps` makes them equal."
+)
+"""Why the results are not those of equal computation."""
+NOT_COUNTED = "These runs are from before gradient evaluations were counted."
+"""The text of a page without counts."""
 
 
 def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
@@ -127,6 +135,7 @@ def page(reproduction: Reproduction) -> str:
         markdown_table(HEADS, format_cells(reproduction.cells)),
         LEGEND,
         *_scattered(reproduction.cells),
+        *_steps(reproduction),
         *_course(reproduction.cells),
         *_claims(results, untested(table, results), reproduction),
         *(["## What we make of it", table.findings] if table.findings else []),
@@ -221,6 +230,33 @@ def _scattered(cells: Sequence[Cell]) -> list[str]:
         " all; but where training itself is unstable, the rounding of another processor can move a"
         " figure as far as another seed does. Compare by the intervals below."
     ]
+
+
+def _steps(reproduction: Reproduction) -> list[str]:
+    """Return a section on the gradient evaluations of each method.
+
+    Empty for tables that have a column of them.
+    """
+    measures = {column.measure for column in reproduction.table.columns}
+    if "steps" in measures:
+        return []
+    parts = [EQUAL_ROUNDS]
+    cells = {
+        (cell.column.runs, cell.row.name): cell
+        for cell in reversed(reproduction.cells)
+        if cell.steps is not None and not cell.row.best_of
+    }
+    with_figures = any(cell.figures for cell in reproduction.cells)
+    if not cells:
+        return [*parts, NOT_COUNTED] if with_figures else []
+    titles = _titles(reproduction)
+    rows = []
+    for (run, _), cell in reversed(cells.items()):
+        assert cell.steps is not None
+        of_party, of_server = cell.steps
+        rows.append([titles.get(run, run), cell.row.title, f"{of_party:,.0f}", f"{of_server:,.0f}"])
+    heads = ["runs", "method", "gradient evaluations of a party", "at the server"]
+    return [*parts, markdown_table(heads, rows)]
 
 
 def _course(cells: Sequence[Cell]) -> list[str]:
