@@ -81,7 +81,8 @@ def in_line(place: str) -> str:
 # Writing to what was received.
 
 
-_compares_contents = ContextVar("compares_contents", default=False)
+_CONTENTS: ContextVar[bool] = ContextVar("comity_compares_contents", default=False)
+"""Whether values are compared: only `comity check` does, around a whole run of its own."""
 
 
 @contextmanager
@@ -91,11 +92,11 @@ def comparing_contents() -> Iterator[None]:
     Writes through `.data` or `.numpy()` leave the counters as they are. To compare values takes too
     long for large models, so `comity check` does it for tiny ones.
     """
-    token = _compares_contents.set(True)
+    token = _CONTENTS.set(True)
     try:
         yield
     finally:
-        _compares_contents.reset(token)
+        _CONTENTS.reset(token)
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
@@ -116,7 +117,7 @@ class Unwritten:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
-        self._mark = _bytes_of if _compares_contents.get() else _version
+        self._mark = _bytes_of if _CONTENTS.get() else _version
         """What of a tensor tells whether it was written to: its version, or all of its values."""
         self._tensors: list[Tensor] = []
         self._containers: list[tuple[Collection[Any], list[Any]]] = []
