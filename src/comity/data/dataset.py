@@ -51,11 +51,23 @@ DEFAULT_PARTITION = "dirichlet(alpha=0.5)"
 """The default partition of datasets without natural parties."""
 WITHOUT_CLASSES = ("iid", "natural", "domain", "quantity", "lognormal")
 """Partitions that do not use class labels, so that they also work for regression."""
+MOST_NAMED = 10
+"""How many labels a sentence names."""
 
 
 def _scalar_constants(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
     """Mean and standard deviation of the only column."""
     return mean[0], std[0]
+
+
+def unused_classes(y: Ints, classes: int) -> str:
+    """A sentence if no sample has some of the classes; empty otherwise."""
+    unused = sorted(set(range(classes)) - set(np.unique(y).tolist()))
+    if not unused:
+        return ""
+    return f"no sample has the label {', '.join(map(str, unused[:MOST_NAMED]))}" + (
+        " and others." if len(unused) > MOST_NAMED else "."
+    )
 
 
 def _content(schema: Schema) -> dict[str, Any]:
@@ -593,13 +605,25 @@ class Dataset:
             self.classes,
             self.shape,
             split,
-            self.warnings,
+            self._all_warnings,
             preprocess,
             self.class_names,
             self.schema,
             len(self.scaled) + self.amounts if self.scale == "shared" else 0,
             self.scale != "fixed" or (self.missing == "impute" and not self._fills_by_constants),
         )
+
+    @cached_property
+    def _all_warnings(self) -> tuple[str, ...]:
+        """The warnings of the dataset, with one about classes without samples."""
+        unused = unused_classes(self.y.numpy(), self.classes)
+        if not unused or any(unused in warning for warning in self.warnings):
+            return self.warnings
+        advice = (
+            f" {self.classes} classes were declared: if there are fewer, number them from 0"
+            " without gaps (names, y = numpy.unique(y, return_inverse=True))."
+        )
+        return (*self.warnings, f"{self.name}: {unused}{advice}")
 
     @property
     def _fills_by_constants(self) -> bool:
