@@ -30,6 +30,7 @@ from comity.runs.auto_model import resolve_auto_model
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
+    check_data,
     check_federation,
     check_options,
     experiment_from_call,
@@ -262,6 +263,7 @@ def run(
     """
     settings, custom_model = _read_settings(locals())
     check_federation("run", algorithm, federation)
+    check_data("run", algorithm, data)
     experiment = experiment_from_call([algorithm], federation, settings, options, run)
     experiment = one_process(experiment) if record_messages else experiment
     if out is None and any(isinstance(tracker, str) for tracker in track):
@@ -635,6 +637,7 @@ def _experiment(
         # but it follows the keywords to this call and completes those of run.
         run(methods[0], federation, **keywords)
     check_federation(call.__name__, methods, federation)
+    check_data(call.__name__, methods, keywords.get("data"))
     settings, custom_model = _read_settings(keywords)
     options = {name: value for name, value in keywords.items() if name not in SETTING_NAMES}
     return experiment_from_call(methods, federation, settings, options, call), custom_model

@@ -535,7 +535,7 @@ def test_a_race_that_was_killed_goes_on_to_the_same_advice(tmp_path: Path) -> No
         pass
 
     def dying(title: str) -> Any:
-        if title == "fedavg, fold 1, all rounds":
+        if title == "fedavg, fold 1":
             raise Killed
         return Quiet()
 

@@ -214,7 +214,7 @@ def drawing(advice: Advice) -> dict[str, Any]:
     step = next((s for s in (0.02, 0.05, 0.1, 0.2, 0.5) if span / s <= 8), 1.0)
     first = int(low / step) - 1
     ticks = [
-        {"y": y(step * t), "text": f"{100 * step * t:+.0f}"}
+        {"y": y(step * t), "text": f"{100 * step * t:+.0f}" if t else "0"}
         for t in range(first, int(high / step) + 2)
         if low <= step * t <= high
     ]

@@ -92,9 +92,30 @@ class Step:
     @property
     def name(self) -> str:
         """The step in words."""
+        half = ", half of the rounds" if self.half else ""
         repeat = f", repeat {self.repeat + 1}" if self.repeat else ""
-        rounds = "half" if self.half else "all"
-        return f"{self.method}, fold {self.fold + 1}, {rounds} rounds{repeat}"
+        return f"{self.method}, fold {self.fold + 1}{half}{repeat}"
+
+
+def longest_course(methods: int, rule: RaceRule) -> list[tuple[str, float]]:
+    """Return the stage and the cost of each run of a race, for a progress line.
+
+    Fewer runs take place where the budget ends before the last fold, and where a method has no
+    comparable half. A second finalist takes more.
+
+    Args:
+        methods: The number of methods beside training alone.
+        rule: How the race goes.
+    """
+    going_on = max(2, math.ceil(rule.after_half * methods)) if rule.half else methods
+    course = [("half of the rounds", 0.5)] * (methods + 1) if rule.half else []
+    course += [("all rounds", 0.5 if rule.half else 1.0)] * (min(going_on, methods) + 1)
+    for fold in range(1, rule.folds):
+        course += [(f"fold {fold + 1} of {rule.folds}", 1.0)] * (rule.finalists + 1)
+    for repeat in range(1, rule.repeats):
+        tests = (rule.folds - 1) * (rule.finalists + 1)
+        course += [(f"repeat {repeat + 1} of {rule.repeats}", 1.0)] * tests
+    return course
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
 from comity.errors import ComityError, CorruptedFile, UsageError
-from comity.measure.cross_validation import OutOfFold
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
+from comity.metrics.out_of_fold import OutOfFold
 from comity.models import CustomModel
 from comity.names import OWN_MODEL, SOLO, display_name
 from comity.runs.build import prepare
@@ -39,6 +39,9 @@ ANEW = "whole"
 """The folder of a run that could not go on from half of its rounds, beside the other runs."""
 SEEDS_APART = 100_000
 """How many repeats of cross-validation the seeds of two repeats of a fold are apart."""
+
+OUTCOMES = "outcomes"
+"""The folder of the outcomes of finished steps."""
 
 
 @dataclass
@@ -159,7 +162,7 @@ class Runner:
     def _file(self, step: Step) -> Path:
         part = "half" if step.half else "all"
         name = f"{display_name(step.method)}-{_folder(step)}-{part}.json"
-        return path_inside(self.out, "outcomes", name)
+        return path_inside(self.out, OUTCOMES, name)
 
     def _read(self, step: Step) -> FoldOutcome:
         file = self._file(step)
@@ -177,6 +180,12 @@ def _folder(step: Step) -> str:
     """Return the name of a step's folder within that of its method."""
     repeat = f"-repeat-{step.repeat + 1}" if step.repeat else ""
     return f"fold-{step.fold + 1}{repeat}"
+
+
+def count_finished(out: Path) -> int:
+    """Return how many steps of the race in a folder are finished, without parties' own models."""
+    names = (file.name for file in (out / OUTCOMES).glob("*.json"))
+    return sum(not name.startswith(f"{OWN_MODEL}-") for name in names)
 
 
 def read_outcome(folder: Path, metric: Metric, summary: Mapping[str, Any]) -> FoldOutcome:

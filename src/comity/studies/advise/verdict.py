@@ -123,7 +123,7 @@ def give_verdict(race: Race, max_hurt: int | None = None) -> AdviceVerdict:
         sentence = (
             f"It cannot be told whether collaborating helps: {_promising(race, [best])}"
             f" gains {gain} over {over}. {_needed(race, best, gain)}"
-            f" {f'If you go on, try {display_name(best)}' if likely else 'Until then, stay alone'}."
+            f" {f'If you go on, try {display_name(best)}' if likely else 'For now, stay alone'}."
         )
         method = best if likely else SOLO
         return AdviceVerdict(
