@@ -9,7 +9,7 @@ differ in columns, their order, words and separators: a schema determines how th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -488,19 +488,16 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         *gaps,
         *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
     ]
-    if class_names and schema is None:
-        words = {
-            name: {class_names[k] for k in np.unique(own_labels).tolist()}
-            for name, own_labels in zip(parties, party_labels, strict=True)
-        }
-        warnings += differing_class_warnings(words)
     names = class_names or tuple(map(str, range(class_count)))
-    for party, own_labels in zip(parties, party_labels, strict=True):
-        if class_count and len(present := np.unique(own_labels)) == 1:
-            warnings.append(
-                f"{party} has samples of {names[int(present[0])]!r} only: alone it cannot learn"
-                " another class, and AUC and sensitivity do not exist there."
-            )
+    own_labels = dict(zip(parties, party_labels, strict=True))
+    if class_names and schema is None:
+        warnings += differing_class_warnings(
+            {
+                party: {class_names[k] for k in np.unique(labels).tolist()}
+                for party, labels in own_labels.items()
+            }
+        )
+    warnings += _single_class_warnings(own_labels, names) if class_count else []
     if patients is not None:
         warnings.append(
             f"the samples are of {int(patients.max()) + 1} patients: all samples of a patient stay"
@@ -531,6 +528,17 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         shared_rows=imported.shared_rows,
         **options,
     )
+
+
+def _single_class_warnings(labels: Mapping[str, Ints], names: Sequence[str]) -> list[str]:
+    """Return a warning for each party that has samples of one class only."""
+    present = {party: np.unique(of_party) for party, of_party in labels.items()}
+    return [
+        f"{party} has samples of {names[int(classes[0])]!r} only: alone it cannot learn"
+        " another class, and AUC and sensitivity do not exist there."
+        for party, classes in present.items()
+        if len(classes) == 1
+    ]
 
 
 def _all_patients(parties: Mapping[str, Contribution]) -> Ints | None:
