@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from comity.data.preparation import Column, Schema
-from comity.errors import UsageError
+from comity.errors import UsageError, quote
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class FrameColumns:
                         f"The columns of party {party!r} differ from those of {other!r}, or one"
                         f" occurs twice: see {odd[0]!r}."
                     )
+                _check_numbers(party, x, names)
         return FrameColumns(order, order if only_frames else ())
 
     def arrays(self, value: Any) -> Any:
@@ -60,6 +61,23 @@ class FrameColumns:
         if not columns:
             return None
         return Schema(columns, "label", tuple(map(str, range(classes))), scale="none")
+
+
+def _check_numbers(party: str, frame: Any, names: Sequence[str]) -> None:
+    """Refuse a column of words."""
+    for position, name in enumerate(names):
+        column = frame.iloc[:, position].to_numpy()
+        if column.dtype.kind in "fiub":
+            continue
+        word = next((value for value in column if isinstance(value, str)), None)
+        holds = f"values of type {column.dtype}"
+        if word is not None:
+            holds = f"words ({quote(word)}, for instance)"
+        raise UsageError(
+            f"The column {name!r} of party {party!r} holds {holds}, but inputs are numbers: encode"
+            " it for all parties together, as pandas.get_dummies does, or write each party's table"
+            " to a file and import these with 'comity data import', which encodes words."
+        )
 
 
 def _inputs(value: Any) -> Iterator[Any]:
