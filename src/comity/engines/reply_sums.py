@@ -52,6 +52,11 @@ def is_worth_adding(assigned: Sequence[Collection[int]], count: int) -> bool:
     return stretches == len(assigned) or 2 * stretches * count.bit_length() <= count
 
 
+def are_many(count: int, workers: int) -> bool:
+    """Whether so many parties are divided into ranges: then each worker has about equal loads."""
+    return count >= workers * PARTIES_PER_RANGE
+
+
 def assign_ranges(
     loads: Mapping[int, int], workers: int, worker_of: Mapping[int, int]
 ) -> list[list[int]]:
@@ -65,7 +70,8 @@ def assign_ranges(
         assigned[worker_of[i]].append(i)
         totals[worker_of[i]] += loads[i]
     share = sum(loads.values()) / workers
-    step = 1 << (len(loads) // workers // PARTIES_PER_RANGE).bit_length() - 1
+    steps_per_range = len(loads) // workers // PARTIES_PER_RANGE
+    step = 1 << max(0, steps_per_range.bit_length() - 1)
     half_a_step = step * share * workers / len(loads) / 2
     w = 0
     for position, i in enumerate(sorted(loads)):

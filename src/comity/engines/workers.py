@@ -22,8 +22,8 @@ from comity.core.aggregate import SumNode
 from comity.core.runner import Observer
 from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.reply_sums import (
-    PARTIES_PER_RANGE,
     add_up,
+    are_many,
     assign_ranges,
     is_worth_adding,
 )
@@ -143,7 +143,7 @@ class WorkersEngine(Engine):
     ) -> Iterator[tuple[int, PartyResult]]:
         boxes = inboxes(sealed_messages)
         requests: dict[int, WorkerRequest] = {}
-        for w, ids in self._assign(messages):
+        for w, ids in self._assign(messages, in_ranges=self._starts_in_ranges(call, messages)):
             inboxes_here = {i: boxes[i] for i in ids if i in boxes}
             requests[w] = {
                 "do": "run",
@@ -153,6 +153,17 @@ class WorkersEngine(Engine):
             }
         for i, result in self._results(requests):
             yield i, PartyResult(*result)
+
+    def _starts_in_ranges(self, call: CallId, messages: Mapping[int, Message]) -> bool:
+        """Whether parties that are called before round 1 are divided into ranges: those that keep a
+        state from then on stay at their workers, which can add up their replies in all rounds.
+
+        Results are used in party order, so those of later ranges wait in memory: only small ones
+        may. Where sums are by blocks, parties need not follow each other.
+        """
+        if call.round or self._sums_blocks:
+            return False
+        return sum(payload(message.content) for message in messages.values()) <= WINDOW_BYTES
 
     def add_replies(
         self,
@@ -279,8 +290,8 @@ class WorkersEngine(Engine):
         they are many and that is asked for.
         """
         loads = {i: self._loads[i] for i in ids}
-        many = len(loads) >= self._workers * PARTIES_PER_RANGE
-        assign = assign_ranges if in_ranges and many else assign_parties
+        ranges = in_ranges and are_many(len(loads), self._workers)
+        assign = assign_ranges if ranges else assign_parties
         assigned = assign(loads, self._workers, self._worker_of)
         return [(w, worker_ids) for w, worker_ids in enumerate(assigned) if worker_ids]
 
