@@ -222,32 +222,45 @@ def stacked(count: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-def test_rows_of_stacked_weights_are_added_as_one_product() -> None:
-    blocks = [stacked(8, 1), stacked(5, 2)]
-    positions = [[3, 0, 7, 5, 1, 2, 4, 6], [12, 8, 9, 11, 10]]
-    lost = {5, 12}
-    blocks[0]["w"][3] = float("nan")  # the reply at position 5, which does not count
-    sums, replies = BlockSums(13), {}
-    for block, at in zip(blocks, positions, strict=True):
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_rows_of_stacked_weights_are_added_with_the_same_bits(data: st.DataObject) -> None:
+    """Blocks have any positions, and some of their replies do not count."""
+    count = data.draw(st.integers(2, 40))
+    ordered = data.draw(st.booleans())
+    positions = list(range(count)) if ordered else data.draw(st.permutations(range(count)))
+    cut = data.draw(st.integers(1, count - 1))
+    lost = data.draw(st.sets(st.sampled_from(range(count)), max_size=count - 1))
+    sums, tree = BlockSums(count), ReplyTree[Model](count)
+    for block, at in ((stacked(cut, 1), positions[:cut]), (stacked(count, 2), positions[cut:])):
         for row, position in enumerate(at):
             theta = {k: v[row] for k, v in block.items()}
             if position in lost:
+                theta["w"].fill_(float("nan"))
                 sums.skip(position)
-            else:
-                like = sums.add(position, Model(theta), weight_of(position))
-                replies[position] = theta
-                assert all(v.is_meta and v.shape == theta[k].shape for k, v in like.theta.items())
-    nodes = sums.nodes()
-    assert sum(node.size for node in nodes) == 11
-    whole = ReplyTree[Model](13)
-    for node in nodes:
-        whole.add_node(node)
-    weights = {i: weight_of(i) for i in sorted(replies)}
-    mean = whole.mean(weights).value.theta
-    expected = average(replies, weights)
-    assert torch.equal(mean["count~"], expected["count~"])
-    for name in ("w", "scale"):
-        assert torch.allclose(mean[name], expected[name], rtol=1e-5, atol=1e-6)
+                tree.skip(position)
+                continue
+            like = sums.add(position, Model(theta), weight_of(position))
+            tree.add(position, Model(theta), weight_of(position))
+            assert all(v.is_meta and v.shape == theta[k].shape for k, v in like.theta.items())
+    for node, expected in zip(sums.nodes(), tree.nodes(), strict=True):
+        assert (node.level, node.index, node.size) == (
+            expected.level,
+            expected.index,
+            expected.size,
+        )
+        for name, value in expected.total.theta.items():
+            assert torch.equal(node.total.theta[name], value)
+
+
+def test_complete_blocks_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    added: list[int] = []
+    monkeypatch.setattr(ReplyTree, "add", lambda *arguments: added.append(arguments[1]))
+    block, sums = stacked(64, 1), BlockSums(64)
+    for i in range(64):
+        sums.add(i, Model({k: v[i] for k, v in block.items()}), 1.0)
+    assert [(node.level, node.index, node.size) for node in sums.nodes()] == [(6, 0, 64)]
+    assert not added
 
 
 @pytest.mark.parametrize(

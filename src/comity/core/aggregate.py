@@ -104,17 +104,21 @@ class TreeSum:
         self._nodes: dict[tuple[int, int], _Node] = {}
         """By level and index: the node (2, 1) has the positions 4 to 7."""
 
-    def add(self, position: int, values: Values, size: int = 1) -> None:
-        """Add values whose tensors may be written to, or a sum of that number of values."""
-        self._put(0, position, _Node(values, size, True))
+    def add(self, position: int, values: Values) -> None:
+        """Add values whose tensors may be written to."""
+        self._put(0, position, _Node(values, 1, True))
 
     def skip(self, position: int) -> None:
         """A position has no value. Without this, sums would wait for it until the end."""
         self._put(0, position, NO_VALUE)
 
-    def add_node(self, level: int, index: int, size: int, sums: Values) -> None:
-        """Add the sum of a subtree of `size` values."""
-        self._put(level, index, _Node(sums, size))
+    def add_node(
+        self, level: int, index: int, size: int, sums: Values, *, owned: bool = False
+    ) -> None:
+        """Add the sum of a subtree of `size` values. If it is `owned`, its tensors may be written
+        to.
+        """
+        self._put(level, index, _Node(sums, size, owned))
 
     def nodes(self) -> list[tuple[int, int, int, Values]]:
         """The sums so far, as (level, index, number of values, sums), by position."""
@@ -325,6 +329,12 @@ class ReplyTree(Generic[R]):
         form = self._checked(reply)
         self._tree.add(position, form.values(reply).times(weight))
         return form.like
+
+    @property
+    def like(self) -> R:
+        """A reply of the form of all replies, without content."""
+        assert self._form
+        return self._form.like
 
     def skip(self, position: int) -> None:
         """A reply does not count, or did not come."""

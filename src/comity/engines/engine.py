@@ -96,13 +96,6 @@ class Sites(Protocol):
 class Scheduler(Protocol):
     """In which order, and how many at a time, the parties of one process are run."""
 
-    @property
-    def sums_blocks(self) -> bool:
-        """Whether replies are added up by blocks of parties, with results that depend on which
-        parties these are. Otherwise results are the same wherever replies are added up.
-        """
-        ...
-
     def reply_sums(self, count: int) -> SumsByPosition:
         """New sums of the replies to that number of messages."""
         ...

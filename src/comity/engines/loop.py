@@ -23,8 +23,6 @@ T = TypeVar("T")
 class Sequential:
     """Runs each party's function from beginning to end before the next party's."""
 
-    sums_blocks = False
-
     def reply_sums(self, count: int) -> SumsByPosition:
         """A tree."""
         return ReplyTree(count)

@@ -58,8 +58,7 @@ class ProcessEngine(WorkersEngine):
             )
         all_parties = list(parties)
         workers = max(1, min(workers, len(all_parties)))
-        loads = {p.id: len(p.data.train) for p in all_parties}
-        super().__init__(loads, workers, sums_blocks=scheduler.sums_blocks)
+        super().__init__({p.id: len(p.data.train) for p in all_parties}, workers)
         self._channels: list[Channel] = []
         self._processes = []
         fork = multiprocessing.get_context("fork")

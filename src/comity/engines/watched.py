@@ -24,11 +24,6 @@ class Watched:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    @property
-    def sums_blocks(self) -> bool:
-        """As the other scheduler."""
-        return self._scheduler.sums_blocks
-
     def reply_sums(self, count: int) -> SumsByPosition:
         """Those of the other scheduler."""
         return self._scheduler.reply_sums(count)

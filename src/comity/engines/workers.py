@@ -114,13 +114,9 @@ def always_open(w: int) -> bool:
 class WorkersEngine(Engine):
     """Parties at several workers. A message goes to the worker that has its party."""
 
-    def __init__(
-        self, loads: Mapping[int, int], workers: int, *, sums_blocks: bool = False
-    ) -> None:
+    def __init__(self, loads: Mapping[int, int], workers: int) -> None:
         self._loads = loads
         """The cost of each party: its number of training samples."""
-        self._sums_blocks = sums_blocks
-        """Whether workers add up replies in blocks; see `Scheduler`."""
         self._workers = workers
         self._worker_of: dict[int, int] = {}
 
@@ -159,9 +155,9 @@ class WorkersEngine(Engine):
         state from then on stay at their workers, which can add up their replies in all rounds.
 
         Results are used in party order, so those of later ranges wait in memory: only small ones
-        may. Where sums are by blocks, parties need not follow each other.
+        may.
         """
-        if call.round or self._sums_blocks:
+        if call.round:
             return False
         return sum(payload(message.content) for message in messages.values()) <= WINDOW_BYTES
 
@@ -180,9 +176,8 @@ class WorkersEngine(Engine):
         assert observe is None, "messages are recorded in one process"
         assigned = self._assign(messages, in_ranges=True)
         positions = {i: position for position, i in enumerate(messages)}
-        if not self._sums_blocks and not is_worth_adding(
-            [[positions[i] for i in ids] for _, ids in assigned], len(messages)
-        ):
+        by_worker = [[positions[i] for i in ids] for _, ids in assigned]
+        if not is_worth_adding(by_worker, len(messages)):
             return None
         requests: dict[int, WorkerRequest] = {}
         for w, ids in assigned:

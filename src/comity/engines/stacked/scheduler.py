@@ -38,10 +38,8 @@ def gains_by_stacking(network: Network) -> bool:
 class Batched:
     """Computes many parties' trainings as one where possible."""
 
-    sums_blocks = True
-
     def reply_sums(self, count: int) -> SumsByPosition:
-        """Sums that add the rows of stacked weights as one computation."""
+        """A tree to which the rows of stacked weights are added at once."""
         return BlockSums(count)
 
     def run(
