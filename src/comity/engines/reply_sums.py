@@ -36,7 +36,7 @@ def add_up(
         else:
             sums.skip(positions[i])
             like = meta_like(result.reply)
-        without_content = result._replace(reply=like, unfit=unfit)
+        without_content = PartyResult(like, *result[1:-1], unfit)
         del result  # its memory is free for the next party
         yield i, without_content
 
