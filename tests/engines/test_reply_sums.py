@@ -40,6 +40,7 @@ from comity.runs.server_run import Quiet
 from comity.wire.bundles import pack, unpack
 from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
+CLUSTERS = Path(__file__).parents[2] / "docs" / "how-to" / "clusters.md"
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 PROCESS: dict[str, Any] = {"engine": "process", "workers": 2}
 LINEAR: dict[str, Any] = {"model": "linear", "rounds": 3}
@@ -115,6 +116,18 @@ def test_every_averaging_method_equals_loop(text: str, tmp_path: Path, ranges: l
     result = run(text, tmp_path / "process", **QUICK, **PROCESS)
     assert ranges, "its rounds are marked by @only_averages, and do not use server.mean"
     assert_equal(result, run(text, tmp_path / "loop", **QUICK))
+
+
+def test_documented_methods_only_average() -> None:
+    """Every method that docs/how-to/clusters.md lists."""
+    page = CLUSTERS.read_text(encoding="utf-8")
+    names_in_page = page.partition("only average the replies. These are ")[2].partition(".")[0]
+    names = set(names_in_page.replace(" and ", ", ").replace("\n", " ").split(", "))
+    assert {"fedavg", "fedprox", "scaffold"} <= names
+    assert names <= {text.partition("(")[0] for text in methods_with_sums() if "+" not in text}
+    assert {"fedavg+dbe", "fedavg+dp(noise=1)", "fedavg+serveropt", "scaffold+dbe"} <= set(
+        methods_with_sums()
+    )
 
 
 def test_batchnorm_statistics_are_averaged(tmp_path: Path, ranges: list[str]) -> None:

@@ -252,8 +252,8 @@ class NoisyAveraging(Averaging):
 
 
 def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Params:
-    """The weighted mean of parameters, summed in party order. Integer buffers are those of the
-    first party.
+    """The weighted mean of parameters, added in a tree over party order. Integer buffers are those
+    of the first party.
     """
     mean = Averaging()
     for i in sorted(models):
