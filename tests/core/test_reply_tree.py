@@ -108,6 +108,7 @@ def test_bits_are_the_same_for_any_workers_absences_and_order(
             elif tells_absent:
                 part.skip(i)
         nodes += part.nodes()
+    before = [bits(node.total) for node in nodes]
     whole = ReplyTree[TwoModels](count)
     for n in sorted(range(len(nodes)), key=lambda n: order[n % count]):
         whole.add_node(nodes[n])
@@ -122,6 +123,7 @@ def test_bits_are_the_same_for_any_workers_absences_and_order(
     )
     assert bits(mean) == bits(divided)
     assert parties == list(weights)
+    assert [bits(node.total) for node in nodes] == before, "what others sent is not written to"
     assert int(mean.one["count~"]) == 100 + min(weights), "of the first party that counts"
 
 
