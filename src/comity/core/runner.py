@@ -119,7 +119,7 @@ class MeanOfReplies(Generic[R]):
         self._next = 0
         """The first position that was neither added nor skipped here."""
         self._engine_adds = False
-        self._counted: dict[int, float] = {}
+        self._weights_of_replies: dict[int, float] = {}
         """The weights of the replies that count, in party order."""
 
     def run(
@@ -144,7 +144,7 @@ class MeanOfReplies(Generic[R]):
 
     def add(self, i: int, reply: R) -> None:
         """Add a reply that counts. Replies come in party order."""
-        self._counted[i] = self._weights[i]
+        self._weights_of_replies[i] = self._weights[i]
         if self._engine_adds:
             return
         position = self._positions[i]
@@ -155,7 +155,7 @@ class MeanOfReplies(Generic[R]):
 
     def value(self) -> Mean[R]:
         """The mean of the replies. At least one must have been added."""
-        return self._tree.mean(self._counted)
+        return self._tree.mean(self._weights_of_replies)
 
 
 class PartialSums:

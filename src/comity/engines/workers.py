@@ -194,12 +194,12 @@ class WorkersEngine(Engine):
     def _results_and_sums(
         self, requests: Mapping[int, WorkerRequest]
     ) -> Iterator[tuple[int, PartyResult] | SumNode]:
-        known: set[int] = set()
+        arrived: set[int] = set()
         for w, reply in self._exchange(requests):
             self._worker_of |= dict.fromkeys(reply["keeping"], w)
             for i, result in _unpack_results(reply["results"]):
-                if i not in known:  # a request that was sent again has all results again
-                    known.add(i)
+                if i not in arrived:  # a request that was sent again has all results again
+                    arrived.add(i)
                     yield i, result
             yield from reply["sums"]
 

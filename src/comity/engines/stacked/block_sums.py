@@ -36,10 +36,10 @@ class _Block:
             if theta.keys() != model.keys():
                 return -1
             for name, stacked in model.items():
-                found = _row(theta[name], stacked)
-                if found < 0 or row not in (-1, found):
+                place = _row(theta[name], stacked)
+                if place < 0 or row not in (-1, place):
                     return -1
-                row = found
+                row = place
         return row
 
     def add(self, position: int, row: int, weight: float) -> None:
