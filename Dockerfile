@@ -1,6 +1,6 @@
 # Comity without data: docker build -t comity . && docker run --rm -v "$PWD:/work" comity run fedavg --rounds 5
-# PyPI's torch brings gigabytes for GPUs, on which nothing was ever tested. Without them: --build-arg TORCH_INDEX=..., the address
-# that PyTorch's page about installing names for CPU. A server or a site of a federation: --build-arg EXTRAS=data,sites (compose.yaml).
+# PyPI's torch is the CUDA build, with several gigabytes of GPU packages, and no GPU was ever tried. For the CPU build:
+# --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu. For a server or a site: --build-arg EXTRAS=data,sites (compose.yaml).
 FROM python:3.11-slim
 
 ARG TORCH_INDEX=
@@ -8,7 +8,7 @@ ARG EXTRAS=data
 
 WORKDIR /comity
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-# torch first, exactly as in the constraints: a looser request would take another build.
+# torch first, exactly as in the constraints, because only torch is taken from TORCH_INDEX.
 RUN pip install --no-cache-dir ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch==' constraints.txt)"
 COPY src ./src
 RUN pip install --no-cache-dir -c constraints.txt ".[$EXTRAS]"

@@ -3,13 +3,15 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+# The package index to take torch from, if not pip's own (docs/get-started/install.md).
+TORCH_INDEX ?=
 export OMP_NUM_THREADS := 1
 
 .PHONY: audit demo demo-sites five check quick test test-long soak mutants docs package test-browser test-sites test-ray screenshot bench bench-scale bench-ray bench-peers bench-beside clean
 
 # pip's output goes to $(VENV)/install.log and is shown only if a step fails.
 $(VENV)/ready: pyproject.toml constraints.txt
-	@PYTHON=$(PYTHON) sh scripts/install.sh $(VENV) dev
+	@PYTHON=$(PYTHON) TORCH_INDEX=$(TORCH_INDEX) sh scripts/install.sh $(VENV) dev
 	@touch $@
 
 # Anew each time; `comity demo` itself goes on after an interruption.
@@ -17,7 +19,7 @@ demo: $(VENV)/ready
 	@rm -rf demo
 	@$(BIN)/comity demo --out demo
 
-# The five methods beside SOLO and FedAvg, three seeds: about seven minutes.
+# The five methods beside SOLO and FedAvg, three seeds: seven to eight minutes on two quiet cores of an AMD EPYC.
 five: $(VENV)/ready
 	@sh examples/five.sh $(BIN)/comity
 
@@ -70,11 +72,13 @@ docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/site/check.py build/site
 
-# The source distribution and the wheel in dist/, and what PyPI would refuse of them (RELEASING.md).
+# The source distribution and the wheel in dist/, what PyPI would refuse of them, and the wheel in an empty environment, which
+# installs all dependencies once more (RELEASING.md).
 package: $(VENV)/ready
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python scripts/try_wheel.py
 
 # The report's page in Chromium; apart, since not everyone has one.
 test-browser: $(VENV)/ready

@@ -342,23 +342,24 @@ def version_of(library: str, checkout: Path | None) -> str:
 NAMES = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "flower": "Flower", "fluke": "fluke"}
 INTRO = """# Methods beside other libraries
 
-What Comity makes of a method, and what another library makes of it: ten parties with label-skewed digits (Dirichlet, α = 0.1; 20
-to 80 training samples each), the network `mlp2` (for FedBN a smaller one with BatchNorm), the same split, the same initial
-weights, the same learning rate, and options that mean the same. Accuracy is that of all parties' test samples after each round,
-by the models that the method deploys; a library that evaluates before it trains is read one round later.
+This page compares methods of Comity with those of other libraries. Ten parties have label-skewed digits (Dirichlet, α = 0.1; 20
+to 80 training samples each). The network is `mlp2`, and for FedBN a smaller one with BatchNorm. Split, initial weights and learning
+rate are the same, and options mean the same. Accuracy is that of all parties' test samples after each round, by the models that the
+method deploys. Where a library evaluates before it trains, its figure is taken one round later.
+
 `python benchmarks/beside.py` runs all of it, and writes this page from [the curves](data/beside/curves.json). Other
 libraries' code is called, and none of it is here.
 
-- **Batches of ten, twenty rounds, three seeds** (learning rate 0.05, one epoch): means and standard deviations over seeds after
-  round 20, and the gap between the two mean curves, in the round where it is largest against what chance allows: three standard
-  errors of the difference, by the variance between seeds. Orders of samples differ between libraries; splits and initial
-  weights do not.
+- **Batches of ten, twenty rounds, three seeds** (learning rate 0.05, one epoch). The table has means and standard deviations over
+  seeds after round 20. The *gap* is that between the two mean curves, in the round where it is largest against what chance allows.
+  Chance allows three standard errors of the difference, by the variance between seeds. Orders of samples differ between libraries;
+  splits and initial weights do not.
 - **Whole batches** (learning rate 0.1, three epochs): with all of a party's samples in one batch no order matters, and two
   versions of one method compute the same. The figure is how many answers differ, summed over parties, in the worst of twenty
   rounds, of {tests} test samples. A dash: the method draws something else at random.
 
-Verdict: *the same*, if curves are within chance, and on whole batches no more than one answer in a hundred differs; *within*, if
-curves are within chance; *apart* otherwise, and then the reason is below. A library's version that was mended to be comparable
+The verdict is *the same* if curves are within chance, and on whole batches no more than one answer in a hundred differs. It is
+*within* if only the curves are within chance. Otherwise it is *apart*, and the reason is below. A library's version that was mended to be comparable
 is marked, and what was mended is below.
 
 """
@@ -387,7 +388,7 @@ def page(kept: dict[str, Any]) -> str:
             f"| {line.gap:.1f} of {line.allowed:.1f} | {whole} | {line.verdict} |"
         )
         if why := listed[found.key].why:
-            notes.append(f"- `{found.ours}` and {there}: {why}")
+            notes.append(f"- **`{found.ours}` and {there}.** {why[0].upper()}{why[1:]}")
     words = [judged(found, kept["tests"]).verdict for found in kept["found"]]
     counted = ", ".join(
         f"{words.count(word)} are {word}" for word in ("the same", "within", "apart")

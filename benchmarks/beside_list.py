@@ -191,7 +191,7 @@ LISTED = [
         "serverfd.FD",
         {"lamda": 1.0, "mended": "soft_targets"},
         why=(
-            "PFLlib hands mean logits to cross-entropy as if they were probabilities, a loss"
+            "PFLlib hands mean logits to cross-entropy as if they were probabilities. That is a loss"
             " without a lower bound: as it is, no number is left after some rounds (10.2 %, class 0"
             " for all). The paper compares softmax outputs; mended so. PFLlib also takes means in"
             " passing, while weights still move, and counts parties alike, ours are of the trained"
@@ -220,7 +220,7 @@ LISTED = [
         why=(
             "PFLlib draws another batch to adapt by in every evaluation, so that its curves jump"
             " more; ours is drawn once. Which samples meet in a pair of batches is chance, on whole"
-            " batches too; where all samples of a party are one sample, twelve rounds are the same"
+            " batches too. Where all samples of a party are one sample, twelve rounds are the same"
             " answer by answer."
         ),
     ),
@@ -251,8 +251,8 @@ LISTED = [
         {"M": 5, "held_out": 5},
         {"last_batch": "drop"},
         why=(
-            "PFLlib never shuffles, sends of models with equal affinities the first (ours: any),"
-            " and goes on from what was trained if no model does better, where the paper's update"
+            "PFLlib never shuffles. Of models with equal affinities it sends the first (ours: any)."
+            " If no model does better, it goes on from what was trained, where the paper's update"
             " leaves θ_i as it is."
         ),
     ),
@@ -312,10 +312,10 @@ LISTED = [
         "serverapple.APPLE",
         {"dr_learning_rate": 0.001, "mu": 0.1, "L": 0.1},
         why=(
-            "PFLlib multiplies the learning rate by the number of parties, sends the mixture where"
-            " the paper sends the core model, lets parties see what others trained in the same"
-            " round, starts p at 1/N where the paper has n_i/n, and has means over a tensor where"
-            " p's gradient is a sum."
+            "PFLlib multiplies the learning rate by the number of parties. It sends the mixture"
+            " where the paper sends the core model, and lets parties see what others trained in the"
+            " same round. It starts p at 1/N where the paper has n_i/n, and has means over a tensor"
+            " where p's gradient is a sum."
         ),
     ),
     Match(
@@ -350,7 +350,7 @@ LISTED = [
         first="F",
         why=(
             "HtFLlib takes prototypes from the model on disk before it puts the trained one there,"
-            " so that they are those of the round before; and its distances are roots of"
+            " so that they are those of the round before. Its distances are roots of"
             " differences that rounding makes negative, after which nothing is a number. Both"
             " mended."
         ),
@@ -362,7 +362,7 @@ LISTED = [
         {"layer_idx": 2, "rand_percent": 80, "eta": 1.0},
         chance=True,
         why=(
-            "PFLlib learns W_i anew on the newest global model before it measures; we deploy the"
+            "PFLlib learns W_i anew on the newest global model before it measures. We deploy the"
             " newest global model mixed in by W_i as the party learnt it last, since what is"
             " deployed trains nothing."
         ),
@@ -576,9 +576,9 @@ LISTED = [
             "mended": "prototypes_after",
         },
         why=(
-            "as in PFLlib, prototypes are taken in passing; mended. fluke answers by a party's own"
-            " prototypes, and not at all where it has none of class 0; eq. 4 has the global ones,"
-            " which were measured."
+            "as in PFLlib, prototypes are taken in passing; mended. By default, fluke answers by a"
+            " party's own prototypes, and not at all where it has none of class 0. The global ones"
+            " were measured, which eq. 4 has."
         ),
     ),
     Match(
@@ -587,10 +587,10 @@ LISTED = [
         "fedala.FedALA",
         ALA,
         why=(
-            "measured as we do, and with the authors' threshold for when W_i has converged. fluke"
-            " looks at the losses of the last ten batches, the authors' code at those of ten"
-            " passes: fluke's W_i is not there yet in round 2, where Algorithm 1 learns it until it"
-            " converges. Later rounds are alike."
+            "measured as we do, and with the authors' threshold for when W_i has converged. To decide"
+            " that, fluke looks at the losses of the last ten batches, and the authors' code at those"
+            " of ten passes. So fluke's W_i is not there yet in round 2, where Algorithm 1 learns it"
+            " until it converges. Later rounds are alike."
         ),
     ),
     Match(

@@ -3,6 +3,7 @@
 # only if a step fails.
 #
 # Usage: sh scripts/install.sh VENV EXTRAS     for example: sh scripts/install.sh .venv dev,sites
+# PYTHON is the interpreter, TORCH_INDEX the package index to take torch from (by default pip's own).
 set -eu
 venv=$1
 extras=$2
@@ -30,10 +31,11 @@ log=$venv/install.log
 if [ ! -x "$venv/bin/pip" ]; then
     step "Creating the environment in $venv" "$python" -m venv "$venv"
 fi
-# torch first and pinned: any other request for it pulls gigabytes of GPU packages.
+# torch first and pinned. On Linux, torch from PyPI is the CUDA build, with several gigabytes of GPU packages. For the CPU build, set
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu.
 torch=$(grep '^torch==' constraints.txt)
 if ! "$venv/bin/pip" freeze 2>/dev/null | grep -q "^$torch"; then
-    step "Installing $torch" "$venv/bin/pip" install --disable-pip-version-check "$torch"
+    step "Installing $torch" "$venv/bin/pip" install --disable-pip-version-check ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch"
 fi
 step "Installing Comity with [$extras] (a minute or two)" "$venv/bin/pip" install --disable-pip-version-check -c constraints.txt -e ".[$extras]"
 echo "Ready after $(($(date +%s) - begin)) s."

@@ -39,8 +39,14 @@ Generated from the commands by `python docs/site/reference.py`. `comity COMMAND 
 task](../how-to/commands.md) has examples. The options that many commands share, such as `--rounds`, are explained in
 [Settings](settings.md) and not repeated here.
 
-Exit codes: 0 success, 1 the command failed, 2 wrong names, values or options (nothing was started), 3 some rows were
-refused (`predict.py` only), 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+| exit code | meaning |
+| --- | --- |
+| 0 | success |
+| 1 | the command failed |
+| 2 | wrong names, values or options; nothing was started |
+| 3 | some rows were refused (`predict.py` only) |
+| 130 | stopped by Ctrl-C |
+| 143 | stopped by SIGTERM |
 """
 SETTINGS_INTRO = """\
 # Settings

@@ -521,8 +521,8 @@ def advise(
     base = base.but(test=f"folds({folds})")
     temporary, folder = _run_folder(out)
     options = {name: value for name, value in settings.items() if name not in SETTING_NAMES}
-    given = {name: value for name, value in settings.items() if name in SETTING_NAMES}
-    given["set"] = {**(settings.get("set") or {}), **options}
+    run_settings = {name: value for name, value in settings.items() if name in SETTING_NAMES}
+    run_settings["set"] = {**(settings.get("set") or {}), **options}
     with show_progress(progress, None, job_count) as progress_for:
         advice = advising.advise(
             base,
@@ -539,7 +539,7 @@ def advise(
             max_bytes=max_bytes,
             budget_time=budget_time,
             max_hurt=max_hurt,
-            settings=given,
+            settings=run_settings,
             in_python=True,
         )
     del temporary  # a temporary folder must exist until here

@@ -41,8 +41,8 @@ def display_data(data: str, partition: str) -> str:
     the folders that they are in.
     """
     steps = [parse(step) for step in split(partition, "|")]
-    shown = "|".join(str(replace(step, name=str(_without_folder(step.name)))) for step in steps)
-    return f"{_without_folder(data)}, {shown}"
+    partition = "|".join(str(replace(step, name=str(_without_folder(step.name)))) for step in steps)
+    return f"{_without_folder(data)}, {partition}"
 
 
 def _without_folder(value: Value) -> Value:

@@ -575,10 +575,24 @@ def test_compare_again_on_another_engine_computes_nothing(comparison: tuple[Path
 def test_compare_with_another_method_adds_it(comparison: tuple[Path, str], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(comparison[0], tmp_path / "compared"))
     before = stamps(folder)
-    succeed("compare", "fedavg", "fedbn", *SMALL, "--seeds", "0", "--out", folder)
+    succeed("compare", "fedavg", "fedbn", *SMALL, "--seeds", "0,1", "--out", folder)
     after = stamps(folder)
     assert {p: after[p] for p in before} == before
-    assert (folder / "fedbn" / "seed-0" / "summary.json").exists()
+    for seed in (0, 1):
+        assert (folder / "fedbn" / f"seed-{seed}" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_compare_with_fewer_seeds_than_in_its_folder_refuses(
+    comparison: tuple[Path, str],
+) -> None:
+    folder, _ = comparison
+    before = stamps(folder)
+    message = one_sentence(
+        comity("compare", "fedavg", "fedbn", *SMALL, "--seeds", "0", "--out", folder), 2
+    )
+    assert "seeds=0, 1 (not 0)" in message
+    assert stamps(folder) == before
 
 
 @pytest.mark.slow

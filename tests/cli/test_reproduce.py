@@ -248,7 +248,7 @@ def test_reproduce_a_table_and_resume_it(own: Path, tmp_path: Path) -> None:
     assert rows["far", "fedavg"]["note"] == "no data: tiny-imagenet"
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "comity reproduce" in text
-    assert "Not put to the test: FedAvg > q-FFL. Not run: q-FFL." in text
+    assert "Claims that were not tested. Not run: q-FFL.\n\n- FedAvg > q-FFL\n" in text
     assert "fedavg > unheard: not tested" in output
     assert "seeds 0" in text
     reproduction = read(out / "result.json")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -436,7 +437,21 @@ def test_an_unreachable_store_does_not_stop_the_run(
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """The records of the only log in a run's folder."""
+    """The records of the only log in a run's folder.
+
+    A process of wandb writes them. On a busy machine it is a little behind, so this waits for the
+    last record.
+    """
+    deadline = time.monotonic() + 60
+    while True:
+        records = written_records(folder)
+        if any(record.HasField("exit") for record in records) or time.monotonic() > deadline:
+            return records
+        time.sleep(0.1)
+
+
+def written_records(folder: Path) -> list[Any]:
+    """The records that are in the log now."""
     pytest.importorskip("wandb")
     from wandb.proto.wandb_internal_pb2 import Record
     from wandb.sdk.internal.datastore import DataStore

@@ -24,9 +24,13 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 PAGES = [
+    "concepts/reliability",
     "get-started/install",
+    "get-started/report",
     "how-to/agree-on-a-schema",
+    "how-to/audit",
     "how-to/compare",
+    "how-to/disclose",
     "how-to/equal-computation",
     "how-to/leave-one-out",
     "how-to/lora",
@@ -40,11 +44,38 @@ PAGES = [
 ]
 """Pages whose commands are executed as they are, apart from the number of rounds."""
 ELSEWHERE = {
-    "concepts/privacy",  # needs a column of patients: tests/privacy
-    "get-started/first-comparison",  # the command of the README
-    "how-to/advise",  # its command is tested in tests/studies/test_advise_race.py
-    "how-to/frozen-encoder",  # needs files of MNIST
+    "concepts/privacy": "tests/privacy",
+    "get-started/first-comparison": "tests/docs/test_readme.py",
+    "how-to/advise": "tests/studies/test_advise_race.py",
+    "how-to/frozen-encoder": "tests/models/test_frozen.py",
+    "reference/methods/adcol": "tests/docs/test_papers.py",
+    "reference/methods/dbe": "tests/docs/test_papers.py",
+    "reference/methods/fed-sps": "tests/docs/test_papers.py",
+    "reference/methods/fedufo": "tests/docs/test_papers.py",
+    "reference/methods/relay": "tests/docs/test_papers.py",
 }
+"""Pages whose commands are executed by other tests."""
+PYTHON = {
+    "CONTRIBUTING": "tests/docs/test_contributing.py",
+    "README": "tests/docs/test_readme.py",
+    "docs/concepts/architecture": "tests/docs/test_pages.py",
+    "docs/how-to/custom-dataset": "tests/docs/test_python_pages.py",
+    "docs/how-to/custom-metric": "tests/docs/test_python_pages.py",
+    "docs/how-to/custom-model": "tests/docs/test_python_pages.py",
+    "docs/how-to/custom-partition": "tests/docs/test_python_pages.py",
+    "docs/how-to/export-a-model": "tests/docs/test_pages.py",
+    "docs/how-to/profile-parties": "tests/docs/test_pages.py",
+    "docs/how-to/python": "tests/docs/test_python_pages.py",
+    "docs/how-to/watching": "tests/docs/test_pages.py",
+    "docs/how-to/your-own": "tests/docs/test_python_pages.py",
+    "docs/project/methods-code": "tests/docs/test_methods_code.py",
+    "docs/tutorials/own-method": "tests/docs/test_tutorials.py",
+}
+"""The tests that execute the Python of a page, or compare it with the source."""
+NOT_EXECUTED = "not executed by the tests"
+COMMAND = re.compile(
+    r"^(?:\w+=\S+ )*(?:comity|pip|make|python|pytest|ray|docker|cp|export|\.venv/bin/\w+) ", re.M
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -68,10 +99,44 @@ def test_every_page_with_commands_is_executed() -> None:
         if "\n```sh\n" in path.read_text(encoding="utf-8") and path.parent.name != "tutorials"
     }
     assert with_commands == {*PAGES, *ELSEWHERE}
+    assert not [test for test in ELSEWHERE.values() if not (DOCS.parent / test).exists()]
+
+
+def test_every_block_of_a_page_says_what_it_is() -> None:
+    """A reader sees which blocks the tests execute: those with `sh`, `python` and `console` are
+    executed, and one with commands that are not says so, itself or in the text above it.
+    """
+    wrong = []
+    for path in sorted([*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]):
+        page = str(path.relative_to(DOCS.parent).with_suffix(""))
+        content = path.read_text(encoding="utf-8")
+        fences = list(
+            re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", content, re.DOTALL | re.MULTILINE)
+        )
+        above = ""
+        end = 0
+        for fence in fences:
+            above += content[end : fence.start()]
+            end = fence.end()
+            kind, block = fence.groups()
+            marked = NOT_EXECUTED in " ".join(f"{above} {block}".split())
+            if kind not in {"sh", "python", "console", "toml", "text"}:
+                wrong.append((page, kind, block))
+            elif kind == "text" and COMMAND.search(block) and not marked:
+                wrong.append((page, "not marked", block))
+            elif kind == "python" and page not in PYTHON and not marked:
+                wrong.append((page, "not executed", block))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PYTHON)
+def test_python_of_a_page_is_executed_by_a_test_that_names_it(page: str) -> None:
+    assert "\n```python\n" in (DOCS.parent / f"{page}.md").read_text(encoding="utf-8")
+    assert Path(page).name in (DOCS.parent / PYTHON[page]).read_text(encoding="utf-8")
 
 
 def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (example,) = blocks("how-to/reproduce", "toml")
+    (example,) = blocks("how-to/experiment-files", "toml")
     path = tmp_path / "mine.toml"
     path.write_text(example, encoding="utf-8")
     assert papers.table(str(path)).rows[0].printed("avg") == (80.2, 0.5)

@@ -58,7 +58,7 @@ def test_commands_on_a_page_work(
     monkeypatch.chdir(tmp_path)
     lines = [
         line
-        for block in re.findall(r"```\n(.*?)```", text(page), flags=re.DOTALL)
+        for block in re.findall(r"```sh\n(.*?)```", text(page), flags=re.DOTALL)
         for line in block.splitlines()
     ]
     assert lines

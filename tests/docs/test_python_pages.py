@@ -1,5 +1,5 @@
-"""The pages python.md and your-own.md: their files are written, and their commands and calls run,
-in order.
+"""The pages python.md, your-own.md and those of custom pieces: their files are written, and their
+commands and calls run, in order.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from harness import succeed
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "python.md": ((0, 0, 8), ["kept"]),
-    "your-own.md": (
-        (4, 4, 7),
-        ["model-run", "data-run", "partition-run", "metric-run/fedavg/seed-0", "given-run"],
-    ),
+    "custom-model.md": ((1, 1, 3), ["model-run"]),
+    "custom-dataset.md": ((1, 1, 1), ["data-run"]),
+    "custom-partition.md": ((1, 1, 1), ["partition-run"]),
+    "custom-metric.md": ((1, 1, 1), ["metric-run/fedavg/seed-0"]),
+    "your-own.md": ((0, 0, 1), ["given-run"]),
 }
 """For each page the number of files, commands and calls, and the runs that they write."""
 

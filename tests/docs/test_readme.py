@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from document_commands import check_command
+from harness import succeed
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -75,6 +76,23 @@ def test_commands_exist() -> None:
     assert not [name for name in named if not re.search(rf"^{name}:", targets, re.MULTILINE)]
 
 
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are, but for the number of rounds; `make demo` has a test of its own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for party in ("north", "south"):
+        rows = "\n".join(f"{k},{k % 7},{'ill' if k % 3 else 'well'}" for k in range(60))
+        (tmp_path / "mine" / f"{party}.csv").write_text(f"age,dose,outcome\n{rows}\n", "utf-8")
+    executed = []
+    for program, *words in commands():
+        if program == "comity":
+            executed.append(words[0])
+            line = re.sub(r"--rounds \d+", "--rounds 1", shlex.join(words))
+            succeed(*shlex.split(line))
+    assert executed == ["compare", "show", "data", "plan"]
+    assert (tmp_path / "sites").is_dir()
+
+
 def test_options_that_the_prose_names_exist() -> None:
     reference = (ROOT / "docs" / "reference").glob("*.md")
     documented = "".join(page.read_text(encoding="utf-8") for page in reference)
@@ -96,6 +114,43 @@ def test_versions_of_the_table_are_those_of_its_sources() -> None:
     )
     theirs = re.findall(r"^\| ([^|]+?) \| ", page, re.MULTILINE)
     assert [row.split(" (")[0] for row in ours[1:]] == theirs[2:]
+
+
+def five_methods() -> dict[str, list[str]]:
+    """The rows of the table in docs/results/five-methods.md, by method."""
+    page = (ROOT / "docs" / "results" / "five-methods.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0].replace("`", ""): row for row in rows}
+
+
+def gain(cell: str) -> int:
+    """The whole points of a gain with its interval, as in +9.6 (±13.0)."""
+    return round(float(cell.split(maxsplit=1)[0]))
+
+
+def test_figures_are_those_of_the_results_page() -> None:
+    table = five_methods()
+    few = sorted(gain(table[name][2]) for name in ("fedavg+dbe", "fedufo"))
+    sentence = " ".join(text().split())
+    assert f"gain {few[0]} to {few[1]} points with FedAvg+DBE or FedUFO" in sentence
+    sites = re.search(r"of (\d+) sites if it averages BatchNorm's statistics", sentence)
+    assert sites
+    assert sites[1] == "36"
+    assert f"FedAvg hurts {table['fedavg'][8].split(', ')[1]} of 36 sites" in sentence
+    own = table["fedavg with --bn params_only"]
+    assert own[8].endswith(", 0")  # nobody is hurt
+    assert f"it hurts none, and the sites gain {gain(own[7])} points" in sentence
+
+
+def test_figures_of_the_first_comparison_are_those_of_the_results_page() -> None:
+    page = (ROOT / "docs" / "get-started" / "first-comparison.md").read_text(encoding="utf-8")
+    table = five_methods()
+    better = [table[name] for name in ("fedavg", "fedavg+dbe", "fedufo")]
+    gains = sorted(gain(row[2]) for row in better)
+    counts = sorted(int(row[3].split(", ")[0]) for row in better)
+    assert f"{gains[0]} to {gains[-1]} points" in page
+    assert f"{counts[0]} to {counts[-1]} of 60" in page
 
 
 def test_figures_have_a_command() -> None:

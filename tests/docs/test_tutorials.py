@@ -57,13 +57,6 @@ def test_every_tutorial_is_executed() -> None:
     assert pages == {*WRITTEN, "real-sites"}
 
 
-def test_every_block_of_a_page_says_what_it_is() -> None:
-    """`sh`, `python` and `console` are executed; `text` and `toml` are not commands to execute."""
-    for page in TUTORIALS.glob("*.md"):
-        kinds = {kind for kind, _ in blocks(page.stem)}
-        assert kinds <= {"sh", "python", "text"}, page.name
-
-
 def write_method(name: str, folder: Path) -> Path:
     """Write a method of the tutorial to its file."""
     sources = [source for kind, source in blocks("own-method") if kind == "python"]

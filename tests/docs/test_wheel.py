@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def run(*command: object, cwd: Path, **env: str) -> str:
@@ -30,7 +32,7 @@ def run(*command: object, cwd: Path, **env: str) -> str:
 
 @pytest.mark.long
 def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
-    """Dependencies come from the environment of the tests; Comity comes from the wheel."""
+    """It runs the README's example and the demo."""
     # A copy: setuptools leaves its build folder beside the sources.
     run("git", "clone", "--quiet", ROOT, tmp_path / "sources", cwd=tmp_path)
     pytest.importorskip("twine")
@@ -40,29 +42,37 @@ def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
     run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("*.whl")
 
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
-    own = run(
-        python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=tmp_path
-    )
-    (Path(own.strip()) / "dependencies.pth").write_text(
-        sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8"
-    )
+    # The dependencies are those of this environment; `make package` tries an empty one.
+    script = tmp_path / "sources" / "scripts" / "try_wheel.py"
+    output = run(sys.executable, script, wheel, "--borrow", cwd=tmp_path)
+    shown = re.findall(r"^```text\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    number = re.compile(r"-?\d+(?:\.\d+)?")
+    assert number.sub("#", shown[0]) in number.sub("#", output)
+    assert output.count("\nAnswer: ") == 3
+    assert output.endswith("The wheel works.\n")
 
-    where = run(python, "-c", "import comity.calls; print(comity.calls.__file__)", cwd=tmp_path)
-    assert where.startswith(str(tmp_path / "env"))
-    comity = tmp_path / "env" / "bin" / "comity"
-    small = ("--parties", "3", "--rounds", "1", "--model", "linear")
-    out = run(comity, "compare", "fedavg", *small, "--out", "runs", cwd=tmp_path, COMITY_REPORT="1")
-    assert "fedavg" in out
-    assert (tmp_path / "runs" / "report.html").stat().st_size > 100_000
-    assert "adcol/table1" in run(comity, "list", "experiments", cwd=tmp_path)
-    assert "agnews" in run(comity, "list", "datasets", cwd=tmp_path)
-    lines = run(
-        comity, "demo", "--rounds", "1", cwd=tmp_path, COMITY_REPORT="1", COMITY_DATA=""
-    ).splitlines()
-    for number in (1, 2, 3):
-        assert any(line.startswith(f"{number} of 3: ") for line in lines)
-    assert sum(line.startswith("Answer: ") for line in lines) == 3
-    assert (tmp_path / "demo" / "report.html").stat().st_size > 100_000
+
+def test_the_description_on_pypi_has_no_relative_links(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(
+        "absolute_links", ROOT / "scripts" / "absolute_links.py"
+    )
+    assert spec
+    assert spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    address = "https://example.org/comity"
+    page = tmp_path / "README.md"
+    page.write_text(script.absolute(README.read_text("utf-8"), address, "v1.2.3"), "utf-8")
+    before, found = (LINK.findall(each.read_text("utf-8")) for each in (README, page))
+    assert len(found) == len(before) > 10
+    assert not [link for link in found if not link.startswith((f"{address}/", "#", "https:"))]
+    assert f"{address}/raw/v1.2.3/docs/images/report.png" in found
+    assert f"{address}/blob/v1.2.3/CONTRIBUTING.md" in found
+
+
+def test_the_release_makes_links_absolute_before_it_builds() -> None:
+    """And it tries the wheel as `make package` does."""
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8")
+    assert 0 < workflow.index("scripts/absolute_links.py") < workflow.index("python -m build")
+    assert "scripts/try_wheel.py" in workflow
+    assert "scripts/try_wheel.py" in (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -106,7 +106,9 @@ def test_only_the_papers_setting_reproduces() -> None:
 def test_a_page_warns_of_figures_that_scatter_over_seeds() -> None:
     calm, wild = cell((50.0, 52.0, 54.0)), cell((40.0, 50.0, 60.0), row="b")
     assert _scattered([calm]) == []
-    (sentence,) = _scattered([calm, wild])
-    assert "more than 5 points: B in C (10.0). They are of one machine" in sentence
+    before, figures, after = _scattered([calm, wild])
+    assert before.endswith("more than 5 points:")
+    assert figures == "- B in C (10.0)"
+    assert after.startswith("They are of one machine.")
     bytes_sent = Column(name="c", title="C", measure="mbytes")
     assert _scattered([replace(wild, column=bytes_sent)]) == []

@@ -105,8 +105,8 @@ def test_page_names_who_helps_and_who_hurts() -> None:
     assert ranked[0].startswith("| Ditto | 1.0 | +4.0 | 5 of 5 | 0 of 5 | 1.00 | 1 kB |")
     assert ranked[1].startswith("| FedAvg | 4.0 | -20.0 | 0 of 5 | 5 of 5 | 1.00 | 1 kB |")
     assert "Not clearly different from each other: Ditto, " in text
-    assert "so no method is clearly above SOLO" in text
-    assert "Best in the mean of 2 federations: Ditto (+4.0, clear in 2)" in text
+    assert "No method is clearly above SOLO" in text
+    assert "Best in the mean of 2 federations:\n\n- Ditto: +4.0, clear in 2\n" in text
     assert "Clearly worse than SOLO in all of them: FedAvg." in text
     assert "Clearly worse than SOLO here: FedAvg." in text
     assert "Of 15 figures, 5 clearly help and 5 clearly hurt" in text

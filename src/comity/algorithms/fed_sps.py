@@ -1,5 +1,5 @@
 """Fed-SPS: Selective Partial Sharing by overlapping data augmentation (anonymous submission to
-ICLR). No server.
+ICLR). The server only carries sealed messages.
 
 Idea: party j perturbs samples against its own model. Those that also raise the loss of party i's
 model are taken to lie where both parties' data overlap, and i learns from them too: by their

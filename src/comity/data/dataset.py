@@ -81,12 +81,12 @@ def _explain_too_few(why: TooFewSamples, partition: Spec, seed: int, samples: in
     """
     remedy = "use a smaller keep"
     if partition.name == "dirichlet":
-        least = math.ceil(why.kept * samples / max(1, why.present))
+        least = math.ceil(why.goal * samples / max(1, why.present))
         enough = replace(partition, options=partition.options | {"min": least})
         remedy += f", or give every party enough samples, as in {enough}"
     return UsageError(
         f"With seed {seed}, party {why.party!r} has {why.present} samples to learn from, not"
-        f" {why.kept}: {remedy}."
+        f" {why.goal}: {remedy}."
     )
 
 

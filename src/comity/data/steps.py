@@ -19,13 +19,13 @@ from comity.spec import Spec, call
 class TooFewSamples(UsageError):
     """A party has fewer samples to learn from than it is to keep."""
 
-    def __init__(self, party: str, present: int, kept: int) -> None:
+    def __init__(self, party: str, present: int, goal: int) -> None:
         super().__init__(
-            f"Party {party!r} has {present} samples to learn from, not {kept}: use a smaller keep."
+            f"Party {party!r} has {present} samples to learn from, not {goal}: use a smaller keep."
         )
         self.party = party
         self.present = present
-        self.kept = kept
+        self.goal = goal
 
 
 @dataclass(frozen=True)

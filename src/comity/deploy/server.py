@@ -566,7 +566,7 @@ def read_parties(run: RunFolder) -> dict[str, Introduced]:
         raise ComityError(f"{run.parties} cannot be read: it is damaged.") from why
 
 
-def _introduced(said: dict[str, Any], signed_key: dict[str, Any] | None, **rest: Any) -> Introduced:
+def _introduced(info: dict[str, Any], signed_key: dict[str, Any] | None, **rest: Any) -> Introduced:
     return Introduced(
-        PartyInfo(**said), signed_key=SignedKey(**signed_key) if signed_key else None, **rest
+        PartyInfo(**info), signed_key=SignedKey(**signed_key) if signed_key else None, **rest
     )

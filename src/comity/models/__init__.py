@@ -259,15 +259,15 @@ def _unequal_widths(network: Modules) -> str:
     gives, otherwise an empty text.
     """
     try:
-        given = network.shape_after("encoder")
+        shape = network.shape_after("encoder")
     except Exception:  # the encoder itself does not fit the samples
         return ""
     layers = (module for module in network.head.modules() if [*module.parameters(recurse=False)])
     first = next(layers, None)
-    if not isinstance(first, nn.Linear) or len(given) != 1 or given[0] == first.in_features:
+    if not isinstance(first, nn.Linear) or len(shape) != 1 or shape[0] == first.in_features:
         return ""
     return (
-        f"the head takes {first.in_features} values, but the encoder gives {given[0]}: make them"
+        f"the head takes {first.in_features} values, but the encoder gives {shape[0]}: make them"
         " equal."
     )
 

@@ -280,8 +280,8 @@ def _rank_section(
             f"Ranks are those of {len(result.ranks)} methods that ran on all {result.federations}"
             f" federations, 1 for the best. Friedman's test: p = {result.p:.2g}. By Nemenyi's test"
             " two methods are clearly different if their mean ranks are"
-            f" {result.critical_difference:.1f} or more apart: so"
-            f" {join_names(better) if better else 'no method'}"
+            f" {result.critical_difference:.1f} or more apart."
+            f" {join_names(better) if better else 'No method'}"
             f" {'are' if len(better) > 1 else 'is'} clearly above SOLO over these federations, and"
             f" {join_names(worse) if worse else 'none'} clearly below."
             + (f" Not clearly different from each other: {groups}." if groups else "")
@@ -308,7 +308,9 @@ def _relative_steps(
 
 
 def _advice(selected: Mapping[str, Mapping[str, MethodGain]]) -> str:
-    """Return a sentence on the best methods of a kind, one on those that hurt, and the cheapest."""
+    """Return a list of the best methods of a kind, and sentences on the cheapest and those that
+    hurt.
+    """
     common = set.intersection(*(set(by_method) for by_method in selected.values()))
     means = {
         name: statistics.fmean(by_method[name].mean for by_method in selected.values())
@@ -326,10 +328,10 @@ def _advice(selected: Mapping[str, Mapping[str, MethodGain]]) -> str:
     best = sorted(means, key=lambda name: -means[name])[:NAMED]
     several = len(selected) > 1
     where = f"of {len(selected)} federations" if several else "here"
-    listed = ", ".join(
-        f"{title[name]} ({means[name]:+.1f}, clear in {helps[name]})" for name in best
+    listed = "\n".join(
+        f"- {title[name]}: {means[name]:+.1f}, clear in {helps[name]}" for name in best
     )
-    texts = [f"Best in the mean {where}: {listed}."]
+    texts: list[str] = []
     if any(helps[name] for name in best):
         leader = means[best[0]]
         near = [name for name in best if helps[name] and leader - means[name] <= 1]
@@ -351,7 +353,7 @@ def _advice(selected: Mapping[str, Mapping[str, MethodGain]]) -> str:
             f"Clearly worse than SOLO {'in all of them' if several else 'here'}:"
             f" {join_names(everywhere)}."
         )
-    return " ".join(texts)
+    return "\n\n".join([f"Best in the mean {where}:", listed, " ".join(texts)])
 
 
 def _gain_table(

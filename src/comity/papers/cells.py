@@ -45,6 +45,10 @@ class Figure:
     """Whether the models were fine-tuned after the last round. Then the curve before that has the
     figures of other models.
     """
+    steps: float | None = None
+    """The gradient evaluations of a party, mean over parties; None if they were not counted."""
+    server_steps: float | None = None
+    """The gradient evaluations at the server."""
 
     @property
     def end(self) -> list[float]:
@@ -123,6 +127,19 @@ class Cell:
             statistics.stdev(figure.end) for figure in self.figures.values() if len(figure.end) > 1
         ]
         return statistics.fmean(deviations) if deviations else None
+
+    @property
+    def steps(self) -> tuple[float, float] | None:
+        """A party's and the server's gradient evaluations, mean over seeds.
+
+        None if a run did not count them.
+        """
+        counts = [(figure.steps, figure.server_steps) for figure in self.figures.values()]
+        of_party = [steps for steps, _ in counts if steps is not None]
+        of_server = [steps for _, steps in counts if steps is not None]
+        if not counts or len(of_party) < len(counts) or len(of_server) < len(counts):
+            return None
+        return statistics.fmean(of_party), statistics.fmean(of_server)
 
     @property
     def compared(self) -> dict[int, float]:
@@ -238,6 +255,8 @@ def _figure(
         {t: 100 * share for t, share in _curve(measure, outcome).items() if t},
         {t: loss for t, loss in conventions.curve(rows, metric="loss").items() if t},
         outcome.summary["accuracy"].get("unfinished") is not None,
+        steps_of_party(outcome.summary),
+        float(outcome.summary["server_steps"]) if "server_steps" in outcome.summary else None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -44,13 +45,22 @@ HEADS = (
 SCATTERED = 5
 """The sample standard deviation over seeds, in points, above which a page warns of an accuracy."""
 LEGEND = (
-    "*measured*: mean ± sample standard deviation over seeds; the paper's ± is its own. *agrees*:"
-    " the difference is at most √(a² + b²), with two printed standard deviations as a and half of"
-    " our 95% interval over seeds as b. An asterisk: the paper prints no spread, so only ours"
-    " counts. *last tenth*: mean over the evaluated rounds in the last tenth of a run and over"
-    " seeds. *swing*: the sample standard deviation from evaluation to evaluation."
+    "*Measured* figures are means ± sample standard deviations over seeds. The paper's ± is its"
+    " own. A figure *agrees* if the difference is at most √(a² + b²). Here a is two printed"
+    " standard deviations, and b is half of our 95% interval over seeds. An asterisk means that the"
+    " paper prints no spread, so only ours counts. The *last tenth* is the mean over the evaluated"
+    " rounds in the last tenth of a run and over seeds. The *swing* is the sample standard"
+    " deviation from evaluation to evaluation."
 )
 """What the columns of a page's table mean."""
+EQUAL_ROUNDS = (
+    "All methods have the same rounds and local epochs or steps, except where the settings above"
+    " say otherwise. Their gradient evaluations therefore differ: papers compare so, and"
+    " `comity compare --equal-steps` makes them equal."
+)
+"""Why the results are not those of equal computation."""
+NOT_COUNTED = "These runs are from before gradient evaluations were counted."
+"""The text of a page without counts."""
 
 
 def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
@@ -116,22 +126,57 @@ def page(reproduction: Reproduction) -> str:
     results = verdicts(table, reproduction.cells, reproduction.as_printed)
     seeds = ", ".join(map(str, reproduction.seeds))
     parts = [
-        f"# {reproduction.name}: {table.title}",
+        f"# {heading(reproduction.name, table.title)}",
         f"{table.source}. Scale {reproduction.scale}, seeds {seeds}; {cost(reproduction)}.",
         reproduction.origin,
         table.notes,
         "Settings of each run:",
         _bullets(format_settings(reproduction.settings)),
         "Where the constants come from:",
-        _bullets([*describe_constants(table), *_changed(reproduction)]),
+        _constants(table),
+        _bullets([*_copied(table), *_changed(reproduction)]),
         markdown_table(HEADS, format_cells(reproduction.cells)),
         LEGEND,
         *_scattered(reproduction.cells),
+        *_steps(reproduction),
         *_course(reproduction.cells),
         *_claims(results, untested(table, results), reproduction),
         *(["## What we make of it", table.findings] if table.findings else []),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+PAPERS = {
+    "adcol": "ADCOL",
+    "dbe": "DBE",
+    "fed-sps": "Fed-SPS",
+    "fedufo": "FedUFO",
+    "relay": "Representation sharing",
+}
+"""The papers of the tables, by the first part of a table's name, as headings name them."""
+
+
+def heading(name: str, title: str) -> str:
+    """Return the heading of a table's page: the paper, the table's number if any, and the title.
+
+    Examples:
+        >>> heading("adcol/table16", "Digits")
+        'ADCOL, Table 16: Digits'
+        >>> heading("dbe/components", "Fashion-MNIST")
+        'DBE: Fashion-MNIST'
+        >>> heading("comity/all", "All methods")
+        'All methods'
+        >>> heading("./mine.toml", "My table")
+        './mine.toml: My table'
+    """
+    paper, _, table = name.partition("/")
+    if paper == "comity":
+        return title
+    if paper not in PAPERS:
+        return f"{name}: {title}"
+    numbered = re.fullmatch(r"(table|figure)(\d+\w?)", table)
+    place = f", {numbered[1].capitalize()} {numbered[2]}" if numbered else ""
+    return f"{PAPERS[paper]}{place}: {title}"
 
 
 def _bullets(lines: Sequence[str]) -> str:
@@ -152,6 +197,25 @@ def describe_constants(table: PaperTable) -> list[str]:
         for kind, text in MARKS.items()
         if (marks := getattr(table, kind))
     ]
+    return [*lines, *_copied(table)] or [NO_PAPER]
+
+
+NO_PAPER = "All constants are our choice: there is no paper."
+
+
+def _constants(table: PaperTable) -> str:
+    """Return a table of where the constants come from."""
+    rows = [
+        [f"`{name}`", text, why]
+        for kind, text in MARKS.items()
+        for name, why in getattr(table, kind).items()
+    ]
+    return _table(("constant", "its origin", "place or reason"), rows) or NO_PAPER
+
+
+def _copied(table: PaperTable) -> list[str]:
+    """Return a sentence for each paper that printed figures were copied from."""
+    lines = []
     titles = {entry.name: entry.title for entry in (*table.rows, *table.columns)}
     for copied in table.copied:
         rows = ", ".join(titles[name] for name in copied.rows)
@@ -160,7 +224,7 @@ def describe_constants(table: PaperTable) -> list[str]:
         lines.append(
             f"Copied from {copied.source} ({copied.where}): the printed figures of {rows}{where}."
         )
-    return lines or ["All constants are our choice: there is no paper."]
+    return lines
 
 
 def _changed(reproduction: Reproduction) -> list[str]:
@@ -205,7 +269,7 @@ def _list(settings: Mapping[str, Any]) -> str:
 
 
 def _scattered(cells: Sequence[Cell]) -> list[str]:
-    """Return a sentence on the accuracies that differ much from seed to seed."""
+    """Return a list of the accuracies that differ much from seed to seed, and what that means."""
     rows = [
         f"{cell.row.title} in {cell.column.title} ({cell.std:.1f})"
         for cell in cells
@@ -217,10 +281,39 @@ def _scattered(cells: Sequence[Cell]) -> list[str]:
         return []
     return [
         f"Over seeds, these figures have a sample standard deviation of more than {SCATTERED}"
-        f" points: {'; '.join(rows)}. They are of one machine. Seeds draw other data, which may be"
-        " all; but where training itself is unstable, the rounding of another processor can move a"
-        " figure as far as another seed does. Compare by the intervals below."
+        " points:",
+        _bullets(rows),
+        "They are of one machine. Seeds draw other data, and this may explain the spread. But where"
+        " training itself is unstable, the rounding of another processor can move a figure as far"
+        " as another seed does. Compare by the intervals below.",
     ]
+
+
+def _steps(reproduction: Reproduction) -> list[str]:
+    """Return a section on the gradient evaluations of each method.
+
+    Empty for tables that have a column of them.
+    """
+    measures = {column.measure for column in reproduction.table.columns}
+    if "steps" in measures:
+        return []
+    parts = [EQUAL_ROUNDS]
+    cells = {
+        (cell.column.runs, cell.row.name): cell
+        for cell in reversed(reproduction.cells)
+        if cell.steps is not None and not cell.row.best_of
+    }
+    with_figures = any(cell.figures for cell in reproduction.cells)
+    if not cells:
+        return [*parts, NOT_COUNTED] if with_figures else []
+    titles = _titles(reproduction)
+    rows = []
+    for (run, _), cell in reversed(cells.items()):
+        assert cell.steps is not None
+        of_party, of_server = cell.steps
+        rows.append([titles.get(run, run), cell.row.title, f"{of_party:,.0f}", f"{of_server:,.0f}"])
+    heads = ["runs", "method", "gradient evaluations of a party", "at the server"]
+    return [*parts, markdown_table(heads, rows)]
 
 
 def _course(cells: Sequence[Cell]) -> list[str]:
@@ -278,12 +371,12 @@ def _claims(
     ]
     parts = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
     if not_tested:
-        claims = "; ".join(_with_titles(text, titles) for text in not_tested)
         method_names = {name for text in not_tested for name in Claim(text).parts[:2]}
         run = {cell.row.name for cell in reproduction.cells if cell.figures}
         absent = [row.title for row in reproduction.table.rows if row.name in method_names - run]
         why = f" Not run: {', '.join(absent)}." if absent else ""
-        parts.append(f"Not put to the test: {claims}.{why}")
+        parts.append(f"Claims that were not tested.{why}")
+        parts.append(_bullets([_with_titles(text, titles) for text in not_tested]))
     return parts
 
 

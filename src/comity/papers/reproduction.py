@@ -176,6 +176,9 @@ def _shortened(figure: Figure) -> dict[str, Any]:
     plain["curve"] = {t: round(value, 3) for t, value in figure.curve.items()}
     plain["loss"] = {t: round(value, 4) for t, value in figure.loss.items()}
     plain["seconds"] = round(figure.seconds, 1)
+    for name in ("steps", "server_steps"):
+        if plain[name] is None:
+            del plain[name]  # files from before steps were counted stay as they are
     return plain
 
 

@@ -264,8 +264,8 @@ def _latex(table: Table, numbers: bool = False) -> str:
         text = table.rows[row][k]
         is_best = (row, k) in bold
         if not is_number[k] or not text:
-            shown = _with_minus(_escape(text)) if table.is_figure(k) else _escape(text)
-            return f"\\textbf{{{shown}}}" if is_best and text else shown
+            content = _with_minus(_escape(text)) if table.is_figure(k) else _escape(text)
+            return f"\\textbf{{{content}}}" if is_best and text else content
         match = NUMBER.fullmatch(text)
         assert match
         spread = f" \\pm {match[2]}" if match[2] else ""

@@ -139,9 +139,9 @@ def _file_of_method(value: object) -> str:
         return ""
     changed = {}
     if is_dataclass(value) and not isinstance(value, type):
-        given = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        options = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         defaults = {field.name: field.default for field in fields(value)}
-        changed = {name: given[name] for name in given if given[name] != defaults[name]}
+        changed = {name: options[name] for name in options if options[name] != defaults[name]}
     source = getattr(sys.modules.get(cls.__module__), "__file__", None)
     name = f"./{Path(source).name}" if source else f"./{cls.__name__.lower()}.py"
     return f": pass its file, as in {str(Spec(name, options=changed))!r}"
