@@ -4,7 +4,8 @@
 
 Several methods race on the folds of several parties, by the rule of `comity advise`, and their true
 accuracies are known. A race chooses one method by its luck on the first fold. Does the interval that
-it ends with hold the true gain of that method?
+it ends with hold the true gain of that method? And where all methods are as good as training alone,
+in how many races does some party seem clearly helped or hurt?
 """
 
 from __future__ import annotations
@@ -21,64 +22,89 @@ from comity.names import SOLO
 from comity.studies.advise.evidence import FoldOutcome
 from comity.studies.advise.prior import PriorOfRace
 from comity.studies.advise.race import Arm, RaceRule, Step, run_race
+from comity.studies.advise.verdict import party_gains
 
 SHARED = 0.7
 """The share of a sample's noise that is the same for all methods."""
 PARTIES, FOLDS = 8, 4
 METHODS = (SOLO, *(f"method-{k}" for k in range(1, 16)))
+SLOPE = 0.3
+"""How much the accuracy rises with the strength of a method, about."""
+SETS = 0.8
+"""The standard deviation of a party's strength over training sets of one sample. It falls with the
+square root of their size, and makes about half of the variance of test samples.
+"""
 
 
 def simulated_outcomes(
-    samples: int, noise: float, rng: np.random.Generator
+    samples: int, noise: float, rng: np.random.Generator, null: bool = False, repeats: int = 1
 ) -> tuple[dict[Step, FoldOutcome], dict[str, float]]:
     """Return the outcomes of each method on each fold, and the methods' true accuracies.
 
     A prediction is right if the sum of the method's strength at the party, of the sample's ease
-    (the same for all methods), and of noise is positive. Training moves the strength by `noise`,
-    anew for each fold; as training sets overlap, a part of 1 / FOLDS of its variance is the same for
-    all folds.
+    (the same for all methods), and of noise is positive. The seed moves the strength by `noise` for
+    all parties and by twice that for each, anew for each training. The training set moves it, too;
+    as training sets overlap, a part of 1 / FOLDS of its variance is the same for all folds.
+
+    Args:
+        samples: The samples of a party.
+        noise: The standard deviation of the strength over seeds.
+        rng: Draws all of it.
+        null: Whether all methods are equally good.
+        repeats: The seeds of each method on each fold.
     """
     ease = math.sqrt(SHARED) * rng.standard_normal((PARTIES, samples))
     fold = np.arange(samples) % FOLDS
     common = rng.normal(0.5, 0.5, PARTIES)
     kept, anew = math.sqrt(1 / FOLDS), math.sqrt(1 - 1 / FOLDS)
+    by_set = SETS / math.sqrt(samples)
     outcomes: dict[Step, FoldOutcome] = {}
     truths: dict[str, float] = {}
     for method in METHODS:
-        strength = common + rng.normal(0, 0.1) + rng.normal(0, 0.2, PARTIES)
-        shift = kept * rng.normal(0, noise) + anew * rng.normal(0, noise, (FOLDS, 1))
-        shift = shift + 2 * noise * (
+        strength = common.copy()
+        if not null:
+            strength += rng.normal(0, 0.1) + rng.normal(0, 0.2, PARTIES)
+        of_set = by_set * (
             kept * rng.standard_normal(PARTIES) + anew * rng.standard_normal((FOLDS, PARTIES))
         )
         luck = math.sqrt(1 - SHARED) * rng.standard_normal((PARTIES, samples))
-        right = strength[:, None] + shift[fold].T + ease + luck > 0
-        deviation = math.sqrt(1 + noise**2 * (1 + 4))
+        deviation = math.sqrt(1 + noise**2 * (1 + 4) + by_set**2)
         truths[method] = statistics.fmean(
             0.5 * (1 + math.erf(s / deviation / math.sqrt(2))) for s in strength
         )
-        for k, half in itertools.product(range(FOLDS), (True, False)):
-            values = {
-                f"p{p}": tuple(map(float, right[p, fold == k].tolist())) for p in range(PARTIES)
-            }
-            outcomes[Step(method, k, half)] = FoldOutcome(values)
+        for repeat in range(repeats):
+            of_seed = rng.normal(0, noise, (FOLDS, 1)) + rng.normal(0, 2 * noise, (FOLDS, PARTIES))
+            right = strength[:, None] + (of_set + of_seed)[fold].T + ease + luck > 0
+            for k in range(FOLDS):
+                values = {
+                    f"p{p}": tuple(map(float, right[p, fold == k].tolist())) for p in range(PARTIES)
+                }
+                for half in (True, False):
+                    outcomes[Step(method, k, half, repeat)] = FoldOutcome(values)
     return outcomes, truths
 
 
-def try_races(samples: int, noise: float, trials: int) -> None:
-    """Print how often the interval of the chosen method holds."""
+def try_races(samples: int, noise: float, trials: int, repeats: int = 1) -> str:
+    """Return a row of the table: how often the interval of the chosen method holds."""
     rng = np.random.default_rng(0)
-    held = clear = wrong = 0
+    held = clear = wrong = some_party = 0
     widths = []
-    for _ in range(trials):
-        outcomes, truths = simulated_outcomes(samples, noise, rng)
+    for trial, null in itertools.product(range(trials), (False, True)):
+        del trial
+        outcomes, truths = simulated_outcomes(samples, noise, rng, null, repeats)
 
         def advance(
             steps: Sequence[Step], outcomes: dict[Step, FoldOutcome] = outcomes
         ) -> list[FoldOutcome]:
             return [outcomes[step] for step in steps]
 
-        race = run_race([Arm(m) for m in METHODS], RaceRule(folds=FOLDS), PriorOfRace(), advance)
-        (chosen,) = race.finalists
+        rule = RaceRule(folds=FOLDS, repeats=repeats)
+        race = run_race([Arm(m) for m in METHODS], rule, PriorOfRace(), advance)
+        chosen = race.finalists[0]
+        if null:
+            parties = party_gains(race, chosen)
+            some_party += any(p.gain.helped or p.gain.hurt for p in parties)
+            continue
         gain = race.gain(chosen)
         assert gain is not None
         true = truths[chosen] - truths[SOLO]
@@ -86,13 +112,11 @@ def try_races(samples: int, noise: float, trials: int) -> None:
         clear += gain.helped or gain.hurt
         wrong += (gain.helped and true <= 0) or (gain.hurt and true >= 0)
         widths.append(gain.high - gain.low)
-    # the slope of accuracy in the strength is about 0.3
-    spread = 0.3 * math.sqrt(2) * noise * math.sqrt(1 + 4 / PARTIES)
-    print(
-        f"{samples:4} samples of each party, a spread of {100 * spread:.1f} points over trainings:"
-        f" the interval held in {held / trials:.1%}; clear {clear / trials:.0%}, of these wrong"
-        f" {wrong / max(1, clear):.1%}; {100 * statistics.fmean(widths):.1f} points wide",
-        flush=True,
+    spread = SLOPE * math.sqrt(2) * noise * math.sqrt(1 + 4 / PARTIES)
+    return (
+        f"| {samples} | {100 * spread:.1f} | {repeats} | {held / trials:.1%} |"
+        f" {clear / trials:.0%} | {wrong / max(1, clear):.1%} |"
+        f" {100 * statistics.fmean(widths):.1f} | {some_party / trials:.1%} |"
     )
 
 
@@ -101,8 +125,15 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--trials", type=int, default=200)
     trials = options.parse_args().trials
+    print(
+        "| samples of a party | spread over seeds, points | repeats | interval holds | clear | of"
+        " these wrong | width, points | some party seems clear where none is |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for samples, noise in itertools.product((40, 160, 640), (0.0, 0.02, 0.04, 0.08)):
-        try_races(samples, noise, trials)
+        print(try_races(samples, noise, trials), flush=True)
+    for noise in (0.04, 0.08):
+        print(try_races(160, noise, trials, repeats=4), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from comity.runs.auto_model import resolve_auto_model
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
+    check_data,
     check_federation,
     check_options,
     experiment_from_call,
@@ -258,6 +259,7 @@ def run(
     """
     settings, custom_model = _read_settings(locals())
     check_federation("run", algorithm, federation)
+    check_data("run", algorithm, data)
     experiment = experiment_from_call([algorithm], federation, settings, options, run)
     experiment = one_process(experiment) if record_messages else experiment
     if out is None and any(isinstance(tracker, str) for tracker in track):
@@ -468,6 +470,7 @@ def advise(
     max_bytes: float | None = None,
     budget_time: float | None = None,
     max_hurt: int | None = None,
+    repeats: int = 1,
     plain: str = "auto",
     prior: Literal["none", "board"] = "none",
     out: str | Path | None = None,
@@ -488,6 +491,7 @@ def advise(
         max_bytes: the most bytes that the final run may send
         budget_time: how many seconds the race may take: those of its runs, divided by `jobs`
         max_hurt: the most parties that may clearly be hurt
+        repeats: seeds with which the method that is tested runs on each fold
         plain: plain models that each party also trains alone, as in `comity.compare`
         prior: "board" lets gains on similar federations help to choose who goes on
         out: folder of the race; the same call continues an interrupted race there. Default: a
@@ -539,6 +543,7 @@ def advise(
             max_bytes=max_bytes,
             budget_time=budget_time,
             max_hurt=max_hurt,
+            repeats=repeats,
             settings=run_settings,
             in_python=True,
         )
@@ -628,6 +633,7 @@ def _experiment(
         # but it follows the keywords to this call and completes those of run.
         run(methods[0], federation, **keywords)
     check_federation(call.__name__, methods, federation)
+    check_data(call.__name__, methods, keywords.get("data"))
     settings, custom_model = _read_settings(keywords)
     options = {name: value for name, value in keywords.items() if name not in SETTING_NAMES}
     return experiment_from_call(methods, federation, settings, options, call), custom_model

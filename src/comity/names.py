@@ -40,9 +40,18 @@ def display_data(data: str, partition: str) -> str:
     """Return the settings `data` and `partition` for display: files and folders are named without
     the folders that they are in.
     """
+    return f"{display_dataset(data)}, {display_partition(partition)}"
+
+
+def display_dataset(data: str) -> str:
+    """Return the setting `data` for display: a file or folder without the folders it is in."""
+    return str(_without_folder(data))
+
+
+def display_partition(partition: str) -> str:
+    """Return the setting `partition` for display: files are named without their folders."""
     steps = [parse(step) for step in split(partition, "|")]
-    partition = "|".join(str(replace(step, name=str(_without_folder(step.name)))) for step in steps)
-    return f"{_without_folder(data)}, {partition}"
+    return "|".join(str(replace(step, name=str(_without_folder(step.name)))) for step in steps)
 
 
 def _without_folder(value: Value) -> Value:

@@ -15,7 +15,7 @@ from toys import fit, noise, quadratic, samples, task_of
 
 from comity.core import Batch, Key, LearningTask, Params, Training
 from comity.training import descent
-from comity.training.kernels import Tape, cross_entropy, over_rows
+from comity.training.kernels import Tape, mean_cross_entropy, over_rows
 from comity.training.requests import FitRequest, Loss
 
 pytestmark = pytest.mark.quick
@@ -145,7 +145,7 @@ def test_over_rows_is_vmap() -> None:
 
     def loss_and_mean(theta: Params, data: Params) -> Params:
         logits = torch.nn.functional.linear(data["x"], theta["w"], theta["b"])
-        return {"value": cross_entropy(logits, data["y"]), "mean": logits.mean(0)}
+        return {"value": mean_cross_entropy(logits, data["y"]), "mean": logits.mean(0)}
 
     def plain_loss_and_mean(theta: Params, data: Params) -> Params:
         logits = torch.nn.functional.linear(data["x"], theta["w"], theta["b"])

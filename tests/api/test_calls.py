@@ -290,7 +290,13 @@ def test_to_pandas(result: comity.Result, comparison: comity.Comparison) -> None
     assert methods.loc["fedavg", "mean"] == pytest.approx(
         np.mean([comparison.results["fedavg"][seed].summary["accuracy"]["mean"] for seed in (0, 1)])
     )
-    assert set(comparison.to_pandas("answers").party) == {"p0", "p1", "p2"}
+    answers = comparison.to_pandas("answers")
+    assert set(answers.party) == {"p0", "p1", "p2"}
+    for table in (answers, comparison.to_pandas()):  # numbers and texts alone
+        assert not table.map(lambda cell: isinstance(cell, dict | tuple)).to_numpy().any()
+    half = (answers.high - answers.low) / 2
+    assert (answers.standard_error > 0).all()
+    assert (half > 1.9 * answers.standard_error).all()
     assert len(comparison.to_pandas("metrics").groupby(["method", "seed"])) == 6
 
 

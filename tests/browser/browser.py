@@ -24,6 +24,13 @@ QUIET = (
 OWN = ("file:", "data:", "blob:")
 KINDS = ("one", "five", "half", "groups", "heart", "sensors", "amounts")
 """The pages that tests open."""
+PRIVATE_METHODS = (
+    "fedavg",
+    "fedavg+dp(noise=1)",
+    "fedavg+dp(noise=4,level=party)",
+    "relay+ldp(noise=2)",
+)
+"""The methods of the comparison that has pages about privacy."""
 
 
 def executable() -> str:

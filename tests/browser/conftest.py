@@ -35,6 +35,13 @@ def load():
     return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
                    default_partition="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
 """
+PRIVATE: dict[str, Any] = {
+    "partition": "iid|keep(samples=60)", "parties": 3, "rounds": 2, "model": "mlp2(width=8)", "engine": "loop", "seed": 0,
+}  # fmt: skip
+PAPER_TABLE = """column,row,algorithm,paper,paper_std,measured,measured_std,seeds,note
+digits,FedAvg,fedavg,81.20,0.40,80.10,0.90,0.801 0.792,
+digits,Ditto,ditto,82.00,,,,,not run
+"""
 HELPS = """method,seed,left_out,party,effect,low,high
 fedavg,0,p0,p1,0.10,0.02,0.18
 fedavg,0,p1,p0,-0.12,-0.2,0.0
@@ -113,6 +120,47 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(space, "SAMPLES", 120)  # points to hover over
         return {name: report(root / name, quick=name == "groups") for name in KINDS}
+
+
+@pytest.fixture(scope="session")
+def privacy_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A comparison of methods with and without noise, with its three kinds of pages."""
+    import comity
+    from browser import PRIVATE_METHODS
+
+    root = tmp_path_factory.mktemp("private") / "methods"
+    with pytest.warns(UserWarning, match=r"nothing is guaranteed|no BatchNorm|trusted|Models are"):
+        comity.compare(list(PRIVATE_METHODS), out=root, record_messages=True, **PRIVATE)
+    comity.audit(root)
+    paths = {"report": comity.report(root), "audit": root / "audit.html"}
+    for method in PRIVATE_METHODS:
+        text, sheets = comity.disclose(next((root / method).iterdir()), "p0")
+        assert sheets.stat().st_size > 1000
+        paths[method] = text
+    return paths
+
+
+@pytest.fixture(scope="session")
+def other_pages(
+    tmp_path_factory: pytest.TempPathFactory, pages: dict[str, Path]
+) -> dict[str, Path]:
+    """Pages of other commands: advice, a tuning, a reproduction, a profile of columns."""
+    import comity
+    from comity.reporting.advice_page import write_advice_page
+
+    root = tmp_path_factory.mktemp("other-pages")
+    brief = SMALL | {"partition": "dirichlet(alpha=0.5)", "rounds": 2}
+    advice = comity.advise(methods=["fedavg", "fedprox"], folds=3, out=root / "advice", **brief)
+    comity.tune("fedprox", grid={"mu": [0.1, 1.0], "lr": [0.05]}, out=root / "tune", **brief)
+    shutil.copytree(pages["one"].parent, root / "paper")
+    (root / "paper" / "table.csv").write_text(PAPER_TABLE, encoding="utf-8")
+    comity.profile(comity.load("heart"), out=root / "profile")
+    return {
+        "advice": write_advice_page(advice),
+        "tune": comity.report(root / "tune"),
+        "paper": comity.report(root / "paper"),
+        "profile": root / "profile" / "profile.html",
+    }
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ LAST = (
 )
 LEFT_OUT = (
     "section[data-part=answer] .blocks > :not(.facts), section[data-part=gains] .blocks >"
-    " :not(figure)"
+    " :not(figure), section[data-part=methods], .together"
 )
 END = """() => {
     const last = [...document.querySelectorAll(".group:not([hidden]) section[data-part=gains] figure")].slice(0, 2).at(-1);

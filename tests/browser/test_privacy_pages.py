@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from browser import PRIVATE_METHODS as METHODS
 from browser import OpenPage, open_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-METHODS = ("fedavg", "fedavg+dp(noise=1)", "fedavg+dp(noise=4,level=party)", "relay+ldp(noise=2)")
-SMALL: dict[str, Any] = {
-    "partition": "iid|keep(samples=60)", "parties": 3, "rounds": 2, "model": "mlp2(width=8)", "engine": "loop", "seed": 0,
-}  # fmt: skip
 OUTSIDE = """() => [...document.querySelectorAll("main table td, main table th")].filter(c => c.offsetParent).filter(c => {
     const box = c.getBoundingClientRect(), around = c.closest(".scroll")?.getBoundingClientRect();
     return box.right > innerWidth + 1 || (around && box.right > around.right + 1);
@@ -36,23 +33,6 @@ BROKEN = """() => {
     return wrong;
 }"""
 """Words that are broken over two lines."""
-
-
-@pytest.fixture(scope="module")
-def privacy_pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A comparison of methods with and without noise, with its three kinds of pages."""
-    import comity
-
-    root = tmp_path_factory.mktemp("private") / "methods"
-    with pytest.warns(UserWarning, match=r"nothing is guaranteed|no BatchNorm|trusted|Models are"):
-        comity.compare(list(METHODS), out=root, record_messages=True, **SMALL)
-    comity.audit(root)
-    paths = {"report": comity.report(root), "audit": root / "audit.html"}
-    for method in METHODS:
-        text, sheets = comity.disclose(next((root / method).iterdir()), "p0")
-        assert sheets.stat().st_size > 1000
-        paths[method] = text
-    return paths
 
 
 @contextmanager

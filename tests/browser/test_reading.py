@@ -163,7 +163,8 @@ def test_main_columns_are_visible_on_a_phone(kind: str, look: Open) -> None:
         table = it.page.locator(".group:not([hidden]) table[data-name=ranking]")
         heads = table.locator("th:visible").all_inner_texts()
         assert heads[0] == "method"
-        assert heads[2:] == ["over SOLO", "gained", "hurt"]
+        over = "over own model" if kind == "heart" else "over SOLO"
+        assert heads[2:] == [over, "gained", "hurt"]
         for cell in table.locator("th:visible, tbody tr:first-child td:visible").all():
             box = cell.bounding_box()
             assert box is not None
@@ -209,7 +210,7 @@ def test_legend_stays_visible(width: int, height: int, look: Open) -> None:
 def test_maps_are_folded_at_first(kind: str, chromium: Browser, pages: dict[str, Path]) -> None:
     with open_page(chromium, pages[kind]) as it:
         here = it.page.locator(".group:not([hidden])")
-        assert here.locator("[data-part=answer]").locator("table").first.is_visible()
+        assert here.locator("[data-part=answer] .facts").first.is_visible()
         assert here.locator("[data-part=gains] .chart").first.is_visible()
         for part in ("space", "again"):
             inside = here.locator(f"[data-part={part}] .blocks")

@@ -28,7 +28,7 @@ def test_the_screen_has_the_verdict_the_race_and_its_cost(advised: tuple[Path, s
     assert verdict["sentence"] in words
     assert "fedavg" in output
     assert "ditto(lam=1)" in output
-    assert "Gains by party: " in words
+    assert "Gains by party, with intervals that hold for all 4 together: " in words
     assert "Clearly hurt: " in words
     assert "The race took" in words
 
@@ -106,6 +106,20 @@ def test_on_tables_gains_are_over_each_party_s_own_model(tmp_path: Path) -> None
     assert "over each party's own model" in " ".join(output.split())
     assert json.loads((tmp_path / "race" / "advice.json").read_text())["baseline"] == "own-model"
     assert (tmp_path / "race" / "plain-linear" / "fold-2" / "summary.json").exists()
+
+
+def test_on_tables_each_party_s_best_model_of_its_own_is_named(tmp_path: Path) -> None:
+    output = succeed(
+        *("advise", "--data", "heart", "--rounds", "2", "--methods", "fedavg", "--folds", "2"),
+        *("--model", "mlp2(width=8)", "--repeats", "2", "--out", tmp_path / "race"),
+    ).out
+    words = " ".join(output.split())
+    own = json.loads((tmp_path / "race" / "advice.json").read_text())["own_models"]
+    assert len(own) == 4
+    sentence = words[words.index("Best of its own models") :]
+    assert all(party in sentence for party in own)
+    assert "linear model: " in sentence or "gradient boosting: " in sentence
+    assert (tmp_path / "race" / "own-model" / "fold-2-repeat-2" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(

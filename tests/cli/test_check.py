@@ -16,6 +16,9 @@ MINE = '''"""Mine: FedAvg with a fault.
 Idea: an example.
 """
 
+import random
+
+import numpy as np
 import torch
 
 from comity.algorithms.fedavg import FedAvg
@@ -123,3 +126,70 @@ def test_fault_is_found(fault: str, tmp_path: Path) -> None:
     if fault == "server":
         line = file.read_text(encoding="utf-8").splitlines().index("        torch.randn(2)  # here")
         assert f"(round, mine_server.py:{line + 1})" in result.out
+
+
+TRAINED = """
+    def init_party(self, key, party):
+        return {"own": torch.ones(2)}
+
+    @on_party
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        theta = (await party.fit(plain, m.theta, key)).theta
+        BODY
+        return {"own": state["own"].clone()}, Model(theta)
+
+    def deployed_model(self, state, m, party):
+        return dict(m.theta)
+"""
+WRITES = {
+    "data": ('m.theta["fc3.bias"].data.add_(1)  # here', "its message, theta['fc3.bias']"),
+    "numpy": ('state["own"].numpy()[0] = 3  # here', "its state, ['own']"),
+    "samples": ("party.data.train.x.data.mul_(0.5)  # here", "its samples, ['train.x']"),
+    "counted": ("party.data.train.x.mul_(0.5)  # here", "its samples, ['train.x']"),
+}
+UNSEEDED = {
+    "default_rng": "np.random.default_rng().random()",
+    "random_state": "np.random.RandomState().rand()",
+    "python": "random.Random().random()",
+    "system": "random.SystemRandom().random()",
+    "torch": "torch.rand(1, generator=(g := torch.Generator(), g.seed())[0])",
+}
+
+
+def line_of(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    (number,) = (k for k, line in enumerate(lines, 1) if "# here" in line)
+    return f"{file.name}:{number}"
+
+
+@pytest.mark.sweep("numpy", "samples")
+@pytest.mark.parametrize("kind", WRITES)
+def test_write_past_the_version_counters_is_found(kind: str, tmp_path: Path) -> None:
+    body, value = WRITES[kind]
+    file = tmp_path / f"mine_writes_{kind}.py"
+    file.write_text(MINE.format(TRAINED.replace("BODY", body)), encoding="utf-8")
+    result = comity("check", file)
+    assert result.code == 1
+    assert verdicts(result.out) == {"purity": "✗"}
+    out = " ".join(result.out.split())
+    assert f"local wrote to {value} (local, {line_of(file)})" in out
+
+
+@pytest.mark.sweep("random_state", "python", "system", "torch")
+@pytest.mark.parametrize("kind", UNSEEDED)
+def test_generator_without_a_seed_is_named(kind: str, tmp_path: Path) -> None:
+    body = f"""theta["fc3.bias"] = theta["fc3.bias"] + 0.1 * {UNSEEDED[kind]}  # here"""
+    file = tmp_path / f"mine_unseeded_{kind}.py"
+    file.write_text(MINE.format(TRAINED.replace("BODY", body)), encoding="utf-8")
+    result = comity("check", file)
+    assert result.code == 1
+    assert verdicts(result.out)["repeatability"] == "✗"
+    out = " ".join(result.out.split())
+    assert f"a random generator gets no seed (local, {line_of(file)})" in out
+
+
+def test_generator_whose_draws_do_not_matter_passes(tmp_path: Path) -> None:
+    body = "np.random.default_rng().random()"
+    file = tmp_path / "mine_harmless.py"
+    file.write_text(MINE.format(TRAINED.replace("BODY", body)), encoding="utf-8")
+    assert verdicts(comity("check", file).out)["repeatability"] == "✓"

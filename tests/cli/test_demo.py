@@ -5,15 +5,22 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
+import subprocess
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from harness import comity, complaint, frames, one_sentence, succeed
+from harness import ESCAPE, comity, complaint, frames, one_sentence, succeed
 
 from comity.cli import demo, screen
 from comity.names import SOLO
 from comity.runs.config import experiment
 from comity.studies.compare import experiment_of
+from comity.studies.estimate import Estimate
+from comity.wire.ledger import Ledger
 
 SETTINGS = {"parties": 4, "rounds": 2, "model": "linear", "partition": "iid", "engine": "loop"}
 TINY = (
@@ -46,7 +53,7 @@ RUNS = ["solo", "fedavg", "fedprox", "solo, fold 1 of 2"]
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two small federations in place of the three, with their page."""
     monkeypatch.setattr(demo, "FEDERATIONS", TINY)
-    monkeypatch.setattr(demo.FederationProgress, "line_interval", 0.0)
+    monkeypatch.setattr(demo.RunsProgress, "line_interval", 0.0)
     monkeypatch.setenv("COMITY_REPORT", "1")
 
 
@@ -71,19 +78,139 @@ def test_the_demo_from_beginning_to_end(tmp_path: Path) -> None:
     assert len(written(out)) == 3 + 2 * 2 + 2 * RACE
 
     progress = first.err.splitlines()
+    progress = [line for line in progress if "advice: " not in line]
     following = [re.search(r": ([^:;]*), round.*; next: (.*)", line) for line in progress]
     pairs = list(dict.fromkeys(match.groups() for match in following if match))
-    assert pairs[:3] == [
-        ("solo", "fedavg"), ("fedavg", "fedprox"), ("fedprox", "Another federation"),
-    ]  # fmt: skip
+    assert pairs[:3] == [("solo", "fedavg"), ("fedavg", "fedprox"), ("fedprox", "advice")]
     assert pairs[3] == ("solo, fold 1 of 2", "fedavg, fold 1 of 2")
-    assert pairs[-1] == ("fedavg, fold 2 of 2", "the page")
+    assert pairs[-1] == ("fedavg, fold 2 of 2", "advice")
 
     before = written(out)
     again = succeed("demo", "--out", out)
     assert f"The runs in {out} are finished, and are shown again." in again.out
     assert written(out) == before
     assert again.out.splitlines()[1:] == lines
+
+
+@pytest.mark.usefixtures("tiny")
+def test_progress_of_the_advice(tmp_path: Path) -> None:
+    """It has the number of the run, what comes next, and the time left."""
+    progress = succeed("demo", "--out", tmp_path / "demo").err.splitlines()
+    lines = [line for line in progress if "advice: " in line]
+    runs = 2 * 3  # half of the rounds, all of them, and the second fold, for two methods each
+    assert {f"run {k} of {runs}" for k in range(1, runs + 1)} == {
+        re.split("[,:]", line)[0] for line in lines
+    }
+    nexts = list(dict.fromkeys(line.partition("; next: ")[2] for line in lines))
+    assert nexts == ["advice, all rounds", "advice, fold 2 of 2", "Another federation", "the page"]
+    assert any(re.search(r"fedavg, fold 1, half of the rounds, round 1 of 1; ", x) for x in lines)
+    last = ": plain models on tables, and intervals; next: "
+    last_lines = [line for line in progress if last in line]
+    assert [line.partition(last)[2] for line in last_lines] == [
+        "advice", "Another federation", "advice", "the page",
+    ]  # fmt: skip
+    assert last_lines[0].startswith("all 3 runs are finished")
+    lines_with_time = [
+        line for line in lines if re.search(r", about [1-9]\d* s left: advice: ", line)
+    ]
+    assert lines_with_time
+
+
+def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the work took 10 seconds, so the other half takes 10: a run of double cost."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    progress = demo.RunsProgress([("a", 1.0), ("b", 1.0), ("c", 2.0), ("d", 2.0)], "end", 1)
+    assert progress.share == pytest.approx(1 / 6)
+    run = progress("b")
+    progress.update(run, 0, 4, 0.0)
+    assert progress.seconds_left() is None
+    now[0] = 2.0
+    progress.update(run, 4, 4, 1.0)
+    assert progress.seconds_left() == pytest.approx(8.0)  # the run that was finished before is free
+    progress("c")
+    now[0] = 6.0
+    progress("d")
+    assert progress.share == pytest.approx(4 / 6)
+    assert progress.seconds_left() == pytest.approx(4.0)
+
+
+def advice_of(low: float, high: float) -> Any:
+    gain = Estimate((low + high) / 2, low, high)
+    return SimpleNamespace(verdict=SimpleNamespace(gain=gain))
+
+
+def findings_of(method: str, low: float, high: float) -> Any:
+    gain = Estimate((low + high) / 2, low, high)
+    row = SimpleNamespace(algorithm=method, gain=gain)
+    return SimpleNamespace(overall=SimpleNamespace(method=method), rows=[row])
+
+
+@pytest.mark.parametrize(
+    ("answer", "advice", "reason"),
+    [
+        ((0.01, 0.05), (0.01, 0.05), None),
+        ((0.01, 0.05), (-0.01, 0.05), "includes zero"),
+        ((-0.01, 0.05), (0.01, 0.05), "includes zero"),
+        ((0.01, 0.05), (-0.05, -0.01), "contradict each other"),
+    ],
+)
+def test_advice_that_differs_from_the_answer_says_why(
+    answer: tuple[float, float], advice: tuple[float, float], reason: str | None
+) -> None:
+    federation = demo.FEDERATIONS[1]
+    for method in ("fedavg", "fedufo"):
+        text = demo.explain_advice(federation, findings_of(method, *answer), advice_of(*advice))
+        assert "the first of 4 folds" in text
+        assert "on the other 3" in text
+        assert ("fedufo was left out to save time" in text) == (method == "fedufo")
+        for phrase in ("includes zero", "contradict each other"):
+            assert (phrase in text) == (phrase == reason)
+
+
+def test_gains_are_over_own_models_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On tables, gains are over each party's own model, and their column is shown."""
+    hospitals = demo.DemoFederation(
+        "1-one",
+        "Hospitals",
+        "?",
+        ("fedavg",),
+        {"data": "heart", "rounds": 1, "model": "linear", "engine": "loop"},
+        candidates=("fedavg",),
+        advice_folds=2,
+    )
+    monkeypatch.setattr(demo, "FEDERATIONS", (hospitals,))
+    lines = succeed("demo", "--out", tmp_path / "demo").out.splitlines()
+    (head,) = [line for line in lines if line.startswith("method ")]
+    (row,) = [line for line in lines if line.startswith("fedavg ")]
+    assert "over own model" in head
+    assert "over SOLO" not in head
+    assert re.search(r"[+-]\d+\.\d \(±\d+\.\d\)", row)
+
+
+def test_a_long_command_can_be_copied_from_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(screen, "out", screen.Screen(file=text, force_terminal=True, width=40))
+    words = [
+        "comity",
+        "run",
+        "fedavg",
+        "--data",
+        "my data",
+        "--model",
+        "cnn(width=0.5)",
+        "--lr",
+        "1",
+    ]
+    demo.print_command(shlex.join(words))
+    lines = ESCAPE.sub("", text.getvalue()).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+    script = "printf '%s\\n' " + "\n".join(lines)
+    shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert shell.stdout.splitlines() == words
 
 
 @pytest.mark.usefixtures("tiny")
@@ -118,15 +245,15 @@ def test_a_terminal_has_colours_and_whole_words(
 @pytest.mark.usefixtures("tiny")
 def test_ctrl_c_in_the_middle_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "demo"
-    update = demo.FederationProgress.update
+    show_round = demo._RunProgress.round
 
-    def interrupt(self: demo.FederationProgress, t: int, rounds: int) -> None:
-        update(self, t, rounds)
-        if self._number == 3 and t == 1:
+    def interrupt(self: demo._RunProgress, t: int, figure: float | None, ledger: Ledger) -> None:
+        show_round(self, t, figure, ledger)
+        if self.place == 2 and t == 1:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(demo.FederationProgress, "update", interrupt)
+        patch.setattr(demo._RunProgress, "round", interrupt)
         stopped = comity("demo", "--out", out, "--rounds", "3")
     assert stopped.code == 130
     assert stopped.err.splitlines()[-1] == (

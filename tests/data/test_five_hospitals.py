@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import CommandResult, comity, succeed, summary
-from in_process_sites import Root, Sites, ended
+from in_process_sites import Root, Sites
 
 from comity.data import Dataset, load
 from comity.data.table_checks import Values, split_columns
 from comity.deploy.policy import write as write_policy
 from comity.deploy.server import SCHEMA
+from comity.reporting import report
 from comity.runs.folder import RunFolder
 
 LABEL = ("--label", "readmitted")
@@ -61,8 +62,13 @@ def plant(folder: Path, typing_error: bool = False) -> Path:
     for k, row in enumerate(files["east"]):  # codes for missing values
         row[3] = -9 if k % 9 == 0 else row[3]
         row[4] = 999 if k % 12 == 5 else row[4]
-    for row in files["west"]:  # other label words
+    for row in (*files["south"], *files["west"]):  # other label words at two of five
         row[-1] = {"yes": "Readmitted", "no": "Not readmitted"}[row[-1]]
+    for row in (*files["city"], *files["west"]):  # another unit at two of five
+        row[4] = round(row[4] * 88.42, 1)
+    for row in files["north"][5::7]:  # two notations in one file
+        row[2] = {"male": "m", "female": "f"}[row[2]]
+    files["city"][3][1] = -9  # a single code
     files["west"] += [[20_000 + k, *row[1:]] for k, row in enumerate(files["west"][:6])]  # copies
     for row in files["city"]:  # a code that is known only after the label
         row[6] = "R" if row[-1] == "yes" else "H"
@@ -103,8 +109,8 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
     for part in (
         "notes.csv has 1 cells in line 2, but 2 columns",
         "north.csv has '12o' in row 5, but numbers in most",
-        "The label 'readmitted' is no, yes at city, east, north, south but Not readmitted,"
-        " Readmitted at west",
+        "The label 'readmitted' is no, yes at city, east, north but Not readmitted, Readmitted at"
+        " south, west",
     ):
         assert any(part in line for line in lines), part
     assert not (tmp_path / "out").exists()
@@ -144,6 +150,13 @@ FAULTS = {
         r' "parties": \{"east": \{"also_missing": \{"glucose": \["-9"\]\}\}\} in the schema'
     ),
     "code 999": r"creatinine of east is 999 in 8 rows, .* say --missing 'east:creatinine=999'",
+    "one code": r"age of city is -9 in 1 row, .* say --missing 'city:age=-9'",
+    "unit of two": (
+        r"creatinine is about 8\d\.?\d* at city, west, but about [01]\.?\d* at east, north, south"
+        r" \(numbers cannot show which side is right\): µmol/l instead of mg/dl\? To convert it, say"
+        r" --unit 'creatinine=mg/dl' --unit 'city:creatinine=µmol/l' --unit"
+        r" 'west:creatinine=µmol/l' --convert 'creatinine:µmol/l=0.01131'"
+    ),
     "unit": (
         r"glucose is about 6\.\d+ at south, but between [\d.]+ and [\d.]+ elsewhere: mmol/l instead"
         r" of mg/dl\? To convert it, say --unit 'glucose=mg/dl' --unit 'south:glucose=mmol/l'"
@@ -156,9 +169,10 @@ FAULTS = {
     ),
     "shared rows": r"3 rows of north are identical to rows of east: the same people\?",
     "words": (
-        r"sex is female, male at city, east, north, west but m, w at south: if words mean the same,"
-        r" say --word 'sex:m=male' --word 'sex:w=female', or write"
-        r' "also_written": \{"m": "male", "w": "female"\} in its column of the schema'
+        r"sex is female, male at city, east, west but f, female, m, male at north but m, w at south:"
+        r" if words mean the same, say --word 'sex:f=female' --word 'sex:m=male' --word"
+        r" 'sex:w=female', or write"
+        r' "also_written": \{"f": "female", "m": "male", "w": "female"\} in its column of the schema'
     ),
 }
 
@@ -223,6 +237,18 @@ def test_copies_stay_in_one_part(repaired: Path) -> None:
             assert not validation & test
 
 
+def test_no_hospital_trains_on_what_another_one_is_tested_on(repaired: Path) -> None:
+    """Three rows of north are at east, too."""
+    data = load(str(repaired))
+    assert data.shared_rows is not None
+    assert len(data) - len(set(data.shared_rows.tolist())) == 3
+    for seed in range(5):
+        parties = data.partition("auto", seed=seed).split.parties.values()
+        trained = {k for share in parties for k in data.shared_rows[list(share.train)].tolist()}
+        tested = {k for share in parties for k in data.shared_rows[list(share.test)].tolist()}
+        assert not trained & tested
+
+
 def test_the_repaired_federation_trains(repaired: Path, tmp_path: Path) -> None:
     succeed(
         "run", "fedavg", "--data", repaired, "--rounds", "2", "--model", "linear", "--engine",
@@ -236,11 +262,16 @@ def test_the_repaired_federation_trains(repaired: Path, tmp_path: Path) -> None:
 # Separate sites.
 
 
+LABEL_WORDS = ("--word", "readmitted:Readmitted=yes", "--word", "readmitted:Not readmitted=no")
 OWN_OPTIONS = {
+    "city": ("--unit", "creatinine=µmol/l", "--missing", "age=-9"),
     "east": ("--missing", "glucose=-9", "--missing", "creatinine=999"),
-    "south": ("--unit", "glucose=mmol/l", "--word", "sex:m=male", "--word", "sex:w=female"),
-    "west": ("--word", "readmitted:Readmitted=yes", "--word", "readmitted:Not readmitted=no"),
-}
+    "north": ("--word", "sex:f=female", "--word", "sex:m=male"),
+    "south": (
+        "--unit", "glucose=mmol/l", "--word", "sex:m=male", "--word", "sex:w=female", *LABEL_WORDS
+    ),
+    "west": ("--unit", "creatinine=µmol/l", *LABEL_WORDS),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +289,8 @@ def agreed(hospitals: Path) -> Path:
     out = hospitals.parent / "schema.json"
     succeed(
         "data", "schema", *descriptions, "--unit", "glucose=mg/dl", "--convert",
-        "glucose:mmol/l=18.02", "--positive", "yes", "--out", out,
+        "glucose:mmol/l=18.02", "--unit", "creatinine=mg/dl", "--convert",
+        "creatinine:µmol/l=0.01131", "--positive", "yes", "--out", out,
     )  # fmt: skip
     return out
 
@@ -267,12 +299,14 @@ def test_codes_and_units_stay_those_of_their_party(agreed: Path) -> None:
     schema = json.loads(agreed.read_text(encoding="utf-8"))
     assert schema["missing"] == []
     assert schema["parties"] == {
-        "city": {},
+        "city": {"also_missing": {"age": ["-9"]}, "units": {"creatinine": "µmol/l"}},
         "east": {"also_missing": {"glucose": ["-9"], "creatinine": ["999"]}},
         "north": {},
         "south": {"units": {"glucose": "mmol/l"}},
-        "west": {},
+        "west": {"units": {"creatinine": "µmol/l"}},
     }
+    medians = {c["name"]: c["rounded_medians"] for c in schema["columns"] if c["kind"] == "number"}
+    assert medians == {"age": [64, 64], "glucose": [128, 128], "creatinine": [1, 1]}
 
 
 def test_sites_import_what_the_pooled_import_has(
@@ -347,14 +381,35 @@ def test_faults_are_named_where_sites_only_describe_their_files(
     descriptions = [tmp_path / f"{name}.json" for name in NAMES]
     refused = comity("data", "schema", *descriptions, "--out", tmp_path / "schema.json")
     assert refused.code == 2
-    assert "but Not readmitted, Readmitted at west" in " ".join(refused.err.split())
+    assert "but Not readmitted, Readmitted at south, west" in " ".join(refused.err.split())
     assert not (tmp_path / "schema.json").exists()
-    west = next(hospitals.glob("west.*"))
-    own = OWN_OPTIONS["west"]
-    (tmp_path / "west.json").unlink()
-    succeed("data", "schema", west, *LABEL, *own, "--out", tmp_path / "west.json")
-    merged = succeed("data", "schema", *descriptions, "--out", tmp_path / "schema.json")
-    assert any(re.search(FAULTS["words"], line) for line in sentences(merged)), merged.out
+    merged = succeed(
+        "data", "schema", *descriptions, *advice(refused, "--word"), "--out",
+        tmp_path / "schema.json",
+    )  # fmt: skip
+    for pattern in (
+        FAULTS["words"],
+        r"the median of glucose is about 8 at south, but about 128 at city, east, north, west",
+        r"the median of creatinine is about (64|128) at city, west, but about 1 at east, north",
+    ):
+        assert any(re.search(pattern, line) for line in sentences(merged)), merged.out
+
+
+@pytest.mark.parametrize(
+    ("name", "faults"),
+    [
+        ("east", ["code -9", "code 999"]),
+        ("city", ["one code", "leak"]),
+        ("west", ["copies"]),
+    ],
+)
+def test_a_site_sees_faults_where_it_describes_its_file(
+    name: str, faults: list[str], hospitals: Path, tmp_path: Path
+) -> None:
+    file = next(hospitals.glob(f"{name}.*"))
+    described = succeed("data", "schema", file, *LABEL, "--out", tmp_path / "own.json")
+    for fault in faults:
+        assert any(re.search(FAULTS[fault], line) for line in sentences(described)), described.out
 
 
 def test_a_leak_is_named_where_its_site_imports(hospitals: Path, tmp_path: Path) -> None:
@@ -436,12 +491,32 @@ class Hospitals(Sites):
         (folder / "hub" / SCHEMA).write_bytes(schema.read_bytes())
 
 
-def test_five_sites_train_without_pooling(agreed: Path, hospitals: Path, tmp_path: Path) -> None:
+def test_five_sites_get_answers_without_pooling(
+    agreed: Path, hospitals: Path, tmp_path: Path
+) -> None:
+    """The story at separate sites ends with an answer for every hospital, over the best model that
+    it trains alone.
+    """
     sites = Hospitals(tmp_path, hospitals, agreed)
-    settings: dict[str, Any] = {
-        "rounds": 2, "model": "linear", "metric": "auc", "validation": 0.1,
-    }  # fmt: skip
-    for method in ("solo", "fedavg"):
-        result = ended(sites.run(method, method, **settings))
-        assert result["auc"]["per_party"].keys() == set(NAMES)
-        assert result["classes"] == ["no", "yes"]
+    findings = sites.compare(
+        ["fedavg"], tmp_path / "out", rounds=2, model="linear", metric="auc", validation=0.1
+    )
+    assert findings.baseline == "own model"
+    result = RunFolder(tmp_path / "out" / "fedavg" / "seed-0").read_summary()
+    assert result is not None
+    assert result["classes"] == ["no", "yes"]
+    answers = {answer.party: answer for answer in findings.answers}
+    assert answers.keys() == set(NAMES)
+    judged = {name for name, a in answers.items() if a.verdict in ("gains", "level", "alone")}
+    assert judged >= {"east", "north", "south", "west"}, answers
+    for name in judged:
+        assert "fedavg" in answers[name].says
+        assert findings.own_models[name], "each is named the model of its own"
+        (model,) = findings.own_models[name]
+        assert f"({model})" in answers[name].says
+    for question in ("Does collaborating help?", "Whom?", "How sure is that?"):
+        assert findings.overall
+        assert question in findings.overall.questions
+    page = report(tmp_path / "out").read_text(encoding="utf-8")
+    first = page[page.index('data-part="answer"') : page.index('data-part="methods"')]
+    assert all(name in first for name in NAMES)

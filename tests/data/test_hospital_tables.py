@@ -178,13 +178,13 @@ def test_equal_rows_of_two_patients_are_no_copies(tmp_path: Path) -> None:
 
 
 def test_merged_words_need_no_advice(tmp_path: Path) -> None:
-    table = rows(list(range(40)))
-    write(tmp_path / "in", "north", table)
-    for name in ("east", "west"):
-        capitals = [[*row[:2], row[2].title(), *row[3:]] for row in table]
+    numbers = list(range(40))
+    write(tmp_path / "in", "north", rows(numbers))
+    for seed, name in enumerate(("east", "west"), start=1):
+        capitals = [[*row[:2], row[2].title(), *row[3:]] for row in rows(numbers, seed)]
         write(tmp_path / "in", name, capitals)
     german = {"male": "m", "female": "w"}
-    write(tmp_path / "in", "south", [[*row[:2], german[row[2]], *row[3:]] for row in table])
+    write(tmp_path / "in", "south", [[*r[:2], german[r[2]], *r[3:]] for r in rows(numbers, 3)])
     options: Any = {"label": "readmitted", "merge_case": True}
     (warning,) = common_schema([tmp_path / "in"], **options).warnings
     assert "--word 'sex:m=male' --word 'sex:w=female'" in warning

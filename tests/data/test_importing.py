@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,43 @@ def test_numeric_labels_are_unchanged(source: Path, out: Path) -> None:
     assert any("no sample has the label 0, 3." in note for note in data.warnings)
 
 
+@pytest.mark.parametrize("kind", ["tables", "arrays", "pictures"])
+@pytest.mark.parametrize(
+    ("labels", "span"), [(range(1, 11), "1 to 10"), ((0, 7), "0, 7"), ((1, 2), "1, 2")]
+)
+def test_numbers_with_gaps_are_classes_by_name(
+    kind: str, labels: Sequence[int], span: str, source: Path, out: Path
+) -> None:
+    """Labels 1 to 10 are ten classes and not eleven; {0, 7} are two and not eight."""
+    for party in ("a", "b"):
+        chosen = [labels[k % len(labels)] for k in range(20)]
+        if kind == "tables":
+            table(source / f"{party}.csv", [f"{k},red,{y}" for k, y in enumerate(chosen)])
+        elif kind == "arrays":
+            np.savez(source / f"{party}.npz", x=RNG.normal(size=(20, 3)), y=chosen)
+        else:
+            for k, y in enumerate(chosen):
+                photo(source / party / str(y) / f"{k}.png", k)
+    data = import_federation(source, out)
+    assert data.classes == len(labels)
+    assert data.class_names == tuple(map(str, labels))
+    places = [labels.index(y) for y in chosen]
+    if kind == "pictures":  # in the order of their folders
+        places = [labels.index(y) for y in sorted(chosen, key=str)]
+    assert data.y.tolist() == places * 2
+    (warning,) = (text for text in data.warnings if "no sample has the label" in text)
+    assert f"named {span}." in warning
+    assert f"--classes {max(labels) + 1}" in warning
+    federation = data.partition("auto")
+    assert not any("no sample" in text for text in federation.warnings if text != warning)
+
+
+def test_amounts_with_gaps_are_no_classes(source: Path, out: Path) -> None:
+    np.savez(source / "a.npz", x=RNG.normal(size=(20, 3)), y=np.arange(20) * 3)
+    with pytest.raises(UsageError, match="number the classes 0, 1, 2"):
+        import_federation(source, out)
+
+
 def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> None:
     table(
         source / "a.csv",
@@ -238,7 +275,9 @@ def test_folders_called_by_numbers_are_numbers(source: Path, out: Path) -> None:
     for kind in ("0", "2", "10"):
         for n in range(4):
             photo(source / "a" / kind / f"{n}.png", 9)
-    assert import_federation(source, out).y.tolist() == [0] * 4 + [10] * 4 + [2] * 4
+    data = import_federation(source, out)
+    assert data.class_names == ("0", "2", "10")
+    assert data.y.tolist() == [0] * 4 + [2] * 4 + [1] * 4
 
 
 def test_imported_federation_runs(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+import comity
 from comity.data import Dataset as Pooled
 from comity.data import Federation
 from comity.errors import UsageError
@@ -78,3 +79,53 @@ class Words(Dataset[Any]):
 def test_torch_dataset_of_other_things_is_refused() -> None:
     with pytest.raises(UsageError, match=r"party 'a' must have a length, and items \(x, y\)"):
         Federation.from_arrays({"a": Words()})
+
+
+def test_data_of_other_kinds_are_refused_with_the_call_to_type() -> None:
+    data: Any = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    by_party: Any = {"a": data, "b": data}
+    for call in (comity.run, comity.compare):
+        method: Any = "fedavg" if call is comity.run else ["fedavg"]
+        with pytest.raises(UsageError, match=r"each party has one.*from_arrays.*torch.stack"):
+            call(method, data)
+        with pytest.raises(UsageError, match=r"data takes a name or a path, not a TensorDataset"):
+            call(method, data=data)
+        with pytest.raises(UsageError, match=r"from_arrays\(datasets\)"):
+            call(method, by_party)
+    federation: Any = Federation.from_arrays(by_party)
+    with pytest.raises(UsageError, match="A federation is given by position"):
+        comity.run("fedavg", data=federation)
+    with pytest.raises(UsageError, match=r"'mine' is a torch dataset.*zip\(\*dataset\)"):
+        Pooled("mine", data, Y, classes=2)
+
+
+def test_what_the_refusals_say_to_type_works() -> None:
+    dataset: Any = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    x, y = zip(*dataset, strict=True)
+    pooled = comity.Dataset("mine", torch.stack(x), torch.tensor(y), classes=2)
+    assert len(pooled.partition("iid", parties=2).names) == 2
+    assert len(comity.Federation.from_arrays({"a": dataset, "b": dataset}).names) == 2
+
+
+def test_column_of_words_in_a_frame_is_named() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["age", "bmi", "dose"])
+    frame["sex"] = np.where(Y == 1, "m", "f")
+    with pytest.raises(UsageError, match=r"column 'sex' of party 'a' holds words \('f'") as error:
+        Federation.from_arrays({"a": (frame, Y)})
+    assert "pandas.get_dummies" in str(error.value)
+    frame["sex"] = pandas.Timestamp("2020-01-01")
+    with pytest.raises(UsageError, match=r"'sex' of party 'a' holds values of type datetime64"):
+        Federation.from_arrays({"a": (frame, Y)})
+
+
+def test_class_without_samples_in_a_dataset_is_a_warning() -> None:
+    """`Dataset(..., classes=11)` with labels 1 to 10."""
+    labels: Any = np.arange(60) % 10 + 1
+    x: Any = np.random.default_rng(0).random((60, 3))
+    data = Pooled("mine", x, labels, classes=11, mean=(0.0,), std=(1.0,))
+    (warning,) = data.partition("iid", parties=2).warnings
+    assert warning.startswith("mine: no sample has the label 0. 11 classes were declared")
+    assert "return_inverse=True" in warning
+    full = Pooled("mine", x, labels - 1, classes=10, mean=(0.0,), std=(1.0,))
+    assert full.partition("iid", parties=2).warnings == ()

@@ -70,6 +70,7 @@ PYTHON = {
     "docs/how-to/your-own": "tests/docs/test_python_pages.py",
     "docs/project/methods-code": "tests/docs/test_methods_code.py",
     "docs/tutorials/own-method": "tests/docs/test_tutorials.py",
+    "docs/tutorials/thesis-table": "tests/docs/test_tutorials.py",
 }
 """The tests that execute the Python of a page, or compare it with the source."""
 NOT_EXECUTED = "not executed by the tests"

@@ -17,6 +17,8 @@ import pytest
 from document_commands import check_command
 from harness import succeed
 
+from comity import cli
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 MOST_BYTES = 8192
@@ -46,7 +48,7 @@ def test_it_fits_on_two_screens() -> None:
 
 def test_every_block_is_python_output_or_commands() -> None:
     kinds = re.findall(r"^```(\w*)$", text(), flags=re.MULTILINE)
-    assert [kind for kind in kinds if kind] == ["sh", "python", "text", "sh"]
+    assert [kind for kind in kinds if kind] == ["sh", "console", "python", "text", "sh"]
 
 
 def test_the_python_example_prints_what_is_shown() -> None:
@@ -61,6 +63,25 @@ def test_the_python_example_prints_what_is_shown() -> None:
     assert NUMBER.sub("#", output) == NUMBER.sub("#", shown), run_again
     for new, old in zip(NUMBER.findall(output), NUMBER.findall(shown), strict=True):
         assert float(new) == pytest.approx(float(old), abs=POINTS), run_again
+
+
+def test_the_advice_is_what_the_command_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page has three lines of it, without the seconds."""
+    command, *lines = block("console").splitlines()
+    words = shlex.split(command.removeprefix("$ "))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", words)
+    cli.main()
+    printed = " ".join(capsys.readouterr().out.split())
+    figures = iter(NUMBER.findall(" ".join(lines)))
+    for line in lines:
+        pattern = f"({NUMBER.pattern})".join(map(re.escape, NUMBER.split(line.rstrip("."))))
+        found = re.search(pattern, printed)
+        assert found, line
+        for new in found.groups():
+            assert float(new) == pytest.approx(float(next(figures)), abs=POINTS)
 
 
 def test_commands_exist() -> None:

@@ -6,8 +6,11 @@ are only looked up (test_deploy.py).
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from harness import succeed
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 WRITTEN = {
     "own-method": ["mine/comparison.json"],
+    "thesis-table": ["encoder.pt", "tuned/mine/tune.json", "thesis/comparison.json"],
     "four-hospitals": ["found/comparison.json", "model/predict.py"],
     "private-run": ["private/privacy.csv", "private/audit.html"],
     "paper-table": ["table/table.md"],
@@ -44,8 +48,11 @@ def test_a_tutorial_runs(
         elif kind == "sh":
             for line in block.splitlines():
                 program, *words = shlex.split(line, comments=True)
-                assert program == "comity"
-                succeed(*words)
+                if program == "python":
+                    subprocess.run([sys.executable, *words], check=True)
+                else:
+                    assert program == "comity"
+                    succeed(*words)
                 executed += 1
     assert executed
     for file in WRITTEN[name]:
@@ -95,3 +102,28 @@ def test_the_damped_method_is_damped(tmp_path: Path) -> None:
     mean = [run.summary["accuracy"]["mean"] for run in (whole, none, fedavg)]
     assert mean[0] == pytest.approx(mean[2], abs=0.02)
     assert mean[1] < 0.3 < mean[0]
+
+
+def test_the_table_of_a_thesis_is_of_the_pretrained_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each method starts from the encoder that was trained before, and the table is in LaTeX."""
+    monkeypatch.chdir(tmp_path)
+    for kind, source in blocks("thesis-table"):
+        if kind == "python" and (title := re.match(r"# (\w+\.py)\n", source)):
+            (tmp_path / title[1]).write_text(source, encoding="utf-8")
+    subprocess.run([sys.executable, "pretrain.py"], check=True)
+    succeed(
+        "compare", "./mine.py(share=1,lr=0.1)", "fedper(lr=0.1)", "--data", "./rest.py",
+        "--parties", "3", "--rounds", "1", "--model", "./net.py", "--weights", "encoder.pt",
+        "--reference", "mine", "--no-report", "--out", "thesis",
+    )  # fmt: skip
+    rows = json.loads(Path("thesis/comparison.json").read_text(encoding="utf-8"))["rows"]
+    figures = {row["algorithm"]: row["figure"] for row in rows}
+    # With the share 1 the method of the tutorial is FedPer.
+    assert figures["mine(share=1,lr=0.1)"] == figures["fedper(lr=0.1)"]
+    for summary in Path("thesis").rglob("summary.json"):
+        (start,) = json.loads(summary.read_text(encoding="utf-8"))["initial_weights"]
+        assert start["kept"] == ["encoder.1.weight", "encoder.1.bias"]
+    table = succeed("report", "thesis", "--quick", "--table", "latex", "--label", "mine=Ours").out
+    assert "% Ours against each" in table

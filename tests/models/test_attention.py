@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import comity
 from comity import models
-from comity.core import Key, LearningTask, Params, gradient
+from comity.core import Key, LearningTask, Params, value_and_gradient
 from comity.training.kernels import over_rows
 
 
@@ -122,7 +122,9 @@ def test_padding_does_not_matter() -> None:
 def test_a_row_of_padding_alone_has_an_answer() -> None:
     task, theta = task_of("transformer(vocabulary=30,width=8)", (12,), 4)
     assert torch.equal(task.features(theta, torch.zeros(2, 12)), torch.zeros(2, 8))
-    _, slope = gradient(lambda p: task.logits(p, torch.zeros(2, 12)).square().sum(), theta)
+    _, slope = value_and_gradient(
+        lambda p: task.logits(p, torch.zeros(2, 12)).square().sum(), theta
+    )
     assert all(torch.isfinite(v).all() for v in slope.values())
 
 

@@ -46,6 +46,20 @@ def test_a_missing_library_is_one_sentence(
     assert "pip install 'comity[encoders]'" in refusal.err
 
 
+def test_a_library_that_is_broken_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision for another build of torch fails at import, but not by an ImportError."""
+    broken = tmp_path / "torchvision"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    refusal = command("run", "fedavg", "--data", "digits", "--model", "torchvision")
+    assert "cannot be imported: RuntimeError: operator nms" in one_sentence(refusal, 2)
+
+
 def test_a_folder_is_needed(tmp_path: Path) -> None:
     for model in ("hf", f"hf(path={tmp_path / 'none'})"):
         refusal = command("run", "fedavg", "--model", model)

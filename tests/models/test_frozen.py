@@ -93,6 +93,39 @@ def test_engines_agree(text: str, frozen: str, tmp_path: Path) -> None:
             torch.testing.assert_close(other, theta, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("frozen", ["part", "all"])
+@pytest.mark.parametrize("text", over_methods(compositions()), ids=short)
+def test_every_engine_trains_and_sends_the_same_weights(
+    text: str, frozen: str, tmp_path: Path
+) -> None:
+    """No frozen tensor is in a model or in the ledger's bytes; process has the bits of loop."""
+    if frozen == "all" and text.startswith(SHARE_THE_ENCODER):
+        pytest.skip("it has nothing to share: refused on every engine")
+    text = "fedmeta(first_order=true)" if text == "fedmeta" else text
+    loop, process, stacked = (
+        run(
+            text,
+            tmp_path / engine,
+            model=model(frozen),
+            engine=engine,
+            workers=None if engine == "loop" else 2,
+            rounds=1,
+            steps=1,
+        )
+        for engine in ("loop", "process", "stacked")
+    )
+    (start,) = loop.summary["initial_weights"]
+    for result in (process, stacked):
+        assert result.summary["initial_weights"] == [start]
+        assert result.summary["bytes"] == loop.summary["bytes"]
+        for name, theta in weights(loop).items():
+            other = weights(result)[name]
+            assert {k: v.shape for k, v in other.items()} == {k: v.shape for k, v in theta.items()}
+            assert not set(other) & set(start["frozen"])
+    for name, theta in weights(loop).items():
+        assert all(torch.equal(v, weights(process)[name][k]) for k, v in theta.items())
+
+
 def test_fedavg_sends_the_head_alone(tmp_path: Path) -> None:
     result = run("fedavg", tmp_path, model=model("all"), rounds=2)
     head = 4 * (8 * 10 + 10)
@@ -225,3 +258,21 @@ def test_a_method_that_only_changes_the_encoder_warns(text: str, term: str, tmp_
         torch.testing.assert_close(weights(frozen)[name], theta, rtol=1e-5, atol=1e-6)
     job = prepare(config.experiment({"algorithm": text, "engine": "loop"}), ragged(), model("part"))
     assert not any("encoder is frozen" in warning for warning in job.warnings())
+
+
+def test_methods_that_share_the_encoder_alone_are_left_out_of_a_comparison_by_name(
+    tmp_path: Path,
+) -> None:
+    """The others are compared; a single run of such a method still says why it cannot."""
+    parts = model("all")
+    with pytest.warns(UserWarning, match="fedbabu is left out: Nothing of modules would be shared"):
+        comparison = comity.compare(
+            ["fedavg", "fedper", "fedbabu"], ragged(), model=parts, rounds=1, out=tmp_path
+        )
+    assert [row.algorithm for row in comparison.rows] == ["solo", "fedavg"]
+    texts = [warning.text for warning in comparison.findings.warnings]
+    assert any(text.startswith("fedper is left out: ") for text in texts)
+    with pytest.raises(UsageError, match="No method is left to compare with these modules"):
+        comity.compare(["fedper"], ragged(), model=parts, rounds=1)
+    with pytest.raises(UsageError, match="mu"):  # its own mistake is not the network's
+        comity.compare(["fedprox(mu=-1)"], ragged(), model=parts, rounds=1)

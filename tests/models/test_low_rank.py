@@ -14,7 +14,7 @@ from torch import Tensor
 
 import comity
 from comity import models
-from comity.core import Key, LearningTask, Params, gradient
+from comity.core import Key, LearningTask, Params, value_and_gradient
 from comity.models.low_rank import LowRank, low_rank, without_factors
 from comity.models.named_files import located, named_files
 from comity.models.stack import Builder, Stack, linear
@@ -147,8 +147,8 @@ def test_full_rank_takes_the_first_step_of_the_whole_layer() -> None:
     def whole(p: Params) -> Tensor:
         return (network.network.run(p, x, True, 0, 1) - y).square().mean()
 
-    _, factors = gradient(loss, theta)
-    _, layer = gradient(whole, dict(network.base))
+    _, factors = value_and_gradient(loss, theta)
+    _, layer = value_and_gradient(whole, dict(network.base))
     assert not factors["body.A"].any()
     merged = network.merged(theta | {"body.B": theta["body.B"] - 0.3 * factors["body.B"]})
     torch.testing.assert_close(
@@ -169,7 +169,9 @@ def test_full_rank_reaches_the_whole_layers_optimum(into: int, out: int) -> None
     best = torch.linalg.lstsq(x, y - b).solution.T
     theta = {k: v.double() for k, v in network.init(Key(0)).items()}
     for _ in range(4000):
-        _, slope = gradient(lambda p: (network.run(p, x, True, 0, 1) - y).square().mean(), theta)
+        _, slope = value_and_gradient(
+            lambda p: (network.run(p, x, True, 0, 1) - y).square().mean(), theta
+        )
         theta = {k: v - 0.2 * slope[k] for k, v in theta.items()}
     merged = network.merged(theta)["body.weight"]
     torch.testing.assert_close(merged, best, rtol=1e-4, atol=1e-4)
@@ -183,7 +185,9 @@ def test_a_low_rank_does_not_reach_it() -> None:
     y = x @ (network.base["body.weight"] + change).T + network.base["body.bias"]
     theta = network.init(Key(0))
     for _ in range(2000):
-        _, slope = gradient(lambda p: (network.run(p, x, True, 0, 1) - y).square().mean(), theta)
+        _, slope = value_and_gradient(
+            lambda p: (network.run(p, x, True, 0, 1) - y).square().mean(), theta
+        )
         theta = {k: v - 0.1 * slope[k] for k, v in theta.items()}
     gap = (
         (network.merged(theta)["body.weight"] - network.base["body.weight"] - change).norm().item()

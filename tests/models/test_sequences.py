@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import comity
 from comity import models
-from comity.core import Key, LearningTask, Params, gradient
+from comity.core import Key, LearningTask, Params, value_and_gradient
 
 
 def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:
@@ -81,7 +81,7 @@ def test_a_row_of_padding_alone_has_an_answer() -> None:
 def test_the_embedding_of_padding_is_zero_and_is_not_trained() -> None:
     task, theta = task_of("fasttext(vocabulary=30)", (12,), 4)
     x = words()
-    _, slope = gradient(lambda p: task.logits(p, x).square().sum(), theta)
+    _, slope = value_and_gradient(lambda p: task.logits(p, x).square().sum(), theta)
     rows = slope["embedding.weight"].abs().sum(1)
     used = torch.zeros(30, dtype=torch.bool).index_fill(0, x.long().unique(), True)
     assert used[0]
@@ -168,7 +168,7 @@ def test_bilstm_is_torchs_lstm_with_its_gradients() -> None:
     assert torch.allclose(task.features(theta, x), z, atol=1e-6)
     assert torch.allclose(task.logits(theta, x), answer, atol=1e-6)
     expected = torch.autograd.grad(answer.square().sum(), list(plain.parameters()))
-    _, slope = gradient(
+    _, slope = value_and_gradient(
         lambda p: task.head(p, task.features(p, x, train=True), train=True).square().sum(), theta
     )
     for name, value in zip(names, expected, strict=True):
@@ -180,7 +180,9 @@ def test_bilstm_gives_equal_bits_each_time() -> None:
     task, theta = task_of("bilstm", (20, 30), 2)
     x = torch.randn(9, 20, 30, generator=Key(1).generator())
     first, second = (
-        gradient(lambda p: task.head(p, task.features(p, x, True), True).square().sum(), theta)[1]
+        value_and_gradient(
+            lambda p: task.head(p, task.features(p, x, True), True).square().sum(), theta
+        )[1]
         for _ in range(2)
     )
     assert all(torch.equal(first[k], second[k]) for k in first)

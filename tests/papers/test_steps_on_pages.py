@@ -33,7 +33,11 @@ def test_a_page_shows_the_gradient_evaluations_of_each_method() -> None:
 
 def test_a_page_of_runs_that_did_not_count_says_so() -> None:
     assert NOT_COUNTED in page(reproduction(None))
-    assert NOT_COUNTED in page(reproduction((1000.0, 30.0), None))
+
+
+def test_seeds_that_did_not_count_do_not_hide_those_that_did() -> None:
+    title = papers.table(NAME).rows[0].title
+    assert f"| {title} | 1,000 | 30 |" in page(reproduction((1000.0, 30.0), None))
 
 
 def test_the_file_keeps_the_counts(tmp_path: Path) -> None:

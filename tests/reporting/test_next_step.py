@@ -15,7 +15,7 @@ from method_rows import row
 
 import comity
 from comity.reporting.sections.decision import next_step
-from comity.studies.estimate import Estimate
+from comity.studies.estimate import Estimate, Variances
 from comity.studies.export import export
 from comity.studies.overall_verdict import overall_verdict
 
@@ -66,3 +66,60 @@ def test_export_says_that_a_class_is_never_predicted(tmp_path: Path, without_onn
     assert text.startswith("village's model predicted the same class for all its test samples")
     assert "sensitivity is 0%" in text
     assert "--calibrate threshold" in text
+
+
+UNCLEAR = Estimate(-0.01, -0.06, 0.04, Variances(0.025**2))
+
+
+def own_models(folder: Path, counts: dict[str, dict[str, int]], folds: int) -> Any:
+    """Runs of a comparison in which parties have chosen own models."""
+    choices = [
+        {party: {"model": model} for party, of_party in counts.items() for model in of_party}
+    ]
+    return SimpleNamespace(
+        site=None,
+        folds=folds,
+        methods=[
+            SimpleNamespace(
+                name=name,
+                finished=[SimpleNamespace(folder=folder / name / "seed-0", amounts={})],
+                summaries=[{"own_models": own} for own in choices if name == "own-model"],
+            )
+            for name in ("fedavg", "solo", "plain-linear", "plain-boosting", "own-model")
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("gain", "begins"),
+    [(UNCLEAR, "Train alone for now"), (Estimate(-0.05, -0.08, -0.02), "Train each party alone")],
+)
+def test_training_alone_names_the_model_of_each_party(
+    tmp_path: Path, gain: Estimate, begins: str
+) -> None:
+    """Plain models led by 20 points over SOLO, and nothing said which model to train alone."""
+    counts = {"alba": {"plain-linear": 1}, "berg": {"plain-linear": 1}, "cava": {"solo": 1}}
+    group = own_models(tmp_path, counts, folds=1)
+    rows = [row("fedavg", gain)]
+    verdict = overall_verdict(rows, [], 1)
+    assert verdict is not None
+    text = next_step(verdict, rows, group, tmp_path)
+    assert text.startswith(begins)
+    linear, solo = (tmp_path / name / "seed-0" for name in ("plain-linear", "solo"))
+    assert f"alba, berg with plain-linear (comity export {linear} --party NAME)" in text
+    assert f"cava with solo (comity export {solo} --party NAME)" in text
+    folds = next_step(verdict, rows, own_models(tmp_path, counts, folds=5), tmp_path)
+    assert f"with plain-linear (comity export {linear} --party NAME)" in folds
+    assert f"cava with solo (comity run {solo / 'config.toml'} --test 'own(0.1)'" in folds
+
+
+def test_a_party_that_is_hurt_is_pointed_to_its_own_model(tmp_path: Path) -> None:
+    group = own_models(tmp_path, {"alba": {"solo": 1}, "berg": {"plain-boosting": 1}}, folds=1)
+    rows = [row("fedavg", CLEAR, berg=Estimate(-0.05, -0.08, -0.02))]
+    verdict = overall_verdict(rows, [], 1)
+    assert verdict is not None
+    text = next_step(verdict, rows, group, tmp_path)
+    run = tmp_path / "plain-boosting" / "seed-0"
+    assert "berg, clearly hurt, should keep a model of their own." in text
+    assert f"berg with plain-boosting (comity export {run} --party NAME)" in text
+    assert "alba" not in text

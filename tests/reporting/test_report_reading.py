@@ -140,7 +140,7 @@ def test_answers_of_all_settings_are_first_and_linked(
         name: read_json(path)["overall"]["helps"] for name, path in sensors_comparisons(sensors)
     }
     linked_answers = dict(
-        re.findall(r'<dt><a href="#([^"]+)">[^<]*</a></dt><dd>([^<]*)</dd>', sensors.source)
+        re.findall(r'<dt><a href="#([^"]+)">[^<]*</a></dt><dd>([^<]*)<p', sensors.source)
     )
     assert {place: unescape(text) for place, text in linked_answers.items()} == verdicts
     assert 'class="settings"' not in heart.source, "of one setting there is nothing to choose from"

@@ -40,7 +40,7 @@ def test_a_landscape_has_the_accuracies_of_a_run(
     method: str, script: dict[str, Any], parties: Federation, tmp_path: Path
 ) -> None:
     base = experiment({"algorithm": "fedavg", "data": "arrays", "partition": "given", **SETTINGS})
-    measured = script["measure"](base, method, parties, parties)
+    measured = script["Measured"](base, method, parties, parties).content(folds=2)
     fold = parties.under_folds("folds(4)", 1)
     settings = SETTINGS | {"rounds": measured["rounds"]}
     result = comity.run(method, fold, out=tmp_path / "run", seed=1, **settings)
@@ -49,6 +49,12 @@ def test_a_landscape_has_the_accuracies_of_a_run(
     assert {name: bits.count("1") / len(bits) for name, bits in right.items()} == pytest.approx(
         of_party
     )
+
+
+def test_the_baseline_by_validation_is_one_training(script: dict[str, Any]) -> None:
+    runs = [{"validation": {"a": [1, 2]}}, {"validation": {"a": [2, 2]}}]
+    landscape = script["Landscape"]({"arms": {"fedavg": {"truth": runs}}})
+    assert landscape.validation("fedavg") == 0.5
 
 
 def test_the_same_number_draws_the_same_federation(script: dict[str, Any]) -> None:

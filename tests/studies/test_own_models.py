@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ import pandas
 import pytest
 import torch
 from harness import comity as command
-from harness import one_sentence
+from harness import one_sentence, succeed
 
 import comity
+from comity.components.own_models import choose
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.metrics.evaluation import Answers
@@ -24,8 +27,11 @@ from comity.names import OWN_MODELS
 from comity.reporting.static import ranking
 from comity.runs.folder import RunFolder
 from comity.studies import own_models
+from comity.studies.export import export
+from comity.studies.export import load as load_exported
+from comity.studies.export_plain import chosen_run, open_plain
 from comity.studies.finished import Comparison
-from comity.studies.own_models import choose, parse_plain, plain_models_for
+from comity.studies.own_models import parse_plain, plain_models_for
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,
@@ -296,3 +302,94 @@ def test_a_method_that_cannot_train_a_linear_model_is_left_out_by_name(tmp_path:
         comity.compare(["fedper"], regression(), plain="none", **settings)
     with pytest.raises(UsageError, match="noise"):  # its own mistake is not the network's
         comity.compare(["fedavg+dp"], regression(), plain="none", **settings)
+
+
+def exported_figures(folder: Path, party: str, out: Path, federation: Federation) -> Any:
+    """The content of model.json of a plain model, and its predictions for the party's samples."""
+    export(open_plain(folder, federation), party, out)
+    settings = json.loads((out / "model.json").read_text())
+    return settings, load_exported(out)
+
+
+@pytest.mark.parametrize("kind", ["plain-linear", "plain-boosting"])
+def test_an_exported_plain_model_has_the_figures_of_its_run(
+    comparison: Comparison, folder: Path, tmp_path: Path, kind: str, without_onnx: None
+) -> None:
+    federation = regression()
+    settings, model = exported_figures(
+        folder / kind / "seed-0", "north", tmp_path / "out", federation
+    )
+    test = federation.parties["north"].test
+    errors = (model.logits(test.x)[:, 0] - test.y).square().sum()
+    r2 = 1 - float(errors / (test.y - test.y.mean()).square().sum())
+    assert settings["test_figures"]["r2"] == pytest.approx(r2, abs=1e-4)
+    card = (tmp_path / "out" / "card.md").read_text()
+    assert f"Model: {kind}: " in card
+    assert "learned from this party's data: treat" in card, "others have no part in it"
+    assert not list((tmp_path / "out").glob("*.pkl"))
+
+
+def test_after_cross_validation_a_plain_model_is_trained_on_all_samples(
+    tmp_path: Path, without_onnx: None
+) -> None:
+    federation = regression("folds(3)")
+    runs = tmp_path / "runs"
+    comity.compare(["fedavg"], federation, seeds=[0, 1, 2], out=runs, plain="linear", **SETTINGS)
+    settings, _ = exported_figures(
+        runs / "plain-linear" / "seed-0", "north", tmp_path / "out", federation
+    )
+    of_folds = [
+        RunFolder(runs / "plain-linear" / f"seed-{k}").read_answers()["north"] for k in range(3)
+    ]
+    truth = torch.cat([answers.truth for answers in of_folds])
+    errors = (torch.cat([answers.given for answers in of_folds]) - truth).square().sum()
+    r2 = 1 - float(errors / (truth - truth.mean()).square().sum())
+    assert settings["train_samples"] == 60
+    assert "In 3-fold cross-validation over its 60 samples" in settings["tested"]
+    assert settings["test_figures"]["r2"] == pytest.approx(r2)
+
+
+def test_an_own_model_is_exported_from_the_run_that_was_chosen(
+    comparison: Comparison, folder: Path
+) -> None:
+    own = folder / "own-model" / "seed-0"
+    assert chosen_run(own, "north") == folder.resolve() / "plain-linear" / "seed-0"
+    assert chosen_run(folder / "solo" / "seed-0", "north") == folder / "solo" / "seed-0"
+    with pytest.raises(UsageError, match="no party called 'nort'"):
+        chosen_run(own, "nort")
+
+
+def test_a_plain_model_predicts_without_comity(
+    tmp_path: Path, hospitals_table: Path, without_onnx: None
+) -> None:
+    runs = tmp_path / "runs"
+    settings = ("--data", hospitals_table, "--rounds", "1", "--folds", "1", "--no-report")
+    succeed("compare", "fedavg", *settings, "--model", "linear", "--out", runs)
+    model = tmp_path / "model"
+    succeed("export", runs / "plain-boosting" / "seed-0", "--party", "north", "--out", model)
+    (tmp_path / "new.csv").write_text("age,dose\n50,1.5\n61,0.2\n")
+    script = f"import sys; sys.modules['comity'] = sys.modules['sklearn'] = None; import runpy; sys.path.insert(0, {str(model)!r}); sys.argv = ['predict.py', {str(tmp_path / 'new.csv')!r}]; runpy.run_path({str(model / 'predict.py')!r}, run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    assert done.stdout.startswith("row,prediction,probability,p(")
+
+
+@pytest.fixture(scope="module")
+def hospitals_table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two parties' files with a label in words, imported."""
+    folder = tmp_path_factory.mktemp("table")
+    (folder / "in").mkdir()
+    random = np.random.default_rng(0)
+    for name in ("north", "south"):
+        age, dose = random.uniform(30, 90, 60), random.uniform(0, 3, 60)
+        ill = age / 30 + dose + random.normal(size=60) > 3.5
+        lines = [
+            f"{a:.1f},{d:.2f},{'ill' if i else 'well'}"
+            for a, d, i in zip(age, dose, ill, strict=True)
+        ]
+        (folder / "in" / f"{name}.csv").write_text("\n".join(["age,dose,outcome", *lines]))
+    succeed("data", "import", folder / "in", "--label", "outcome", "--out", folder / "data")
+    return folder / "data"

@@ -13,8 +13,9 @@ from sklearn.preprocessing import StandardScaler
 
 from comity.base.key import Key
 from comity.base.samples import PartyData, Samples
+from comity.components.plain_models import PENALTIES, fit
+from comity.components.portable_models import build_portable, portable
 from comity.data.protocols import TRAINING_FOLDS, training_folds
-from comity.studies.plain_models import PENALTIES, fit
 
 
 def draw(rows: int, classes: int, seed: int = 0) -> Samples:
@@ -119,3 +120,29 @@ def test_folds_are_stratified_and_keep_patients_together() -> None:
     )
     assert all(len(set(of_patients[patients.numpy() == k].tolist())) == 1 for k in range(17))
     assert len(set(of_patients.tolist())) == TRAINING_FOLDS
+
+
+@pytest.mark.parametrize("kind", ["plain-linear", "plain-boosting"])
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_as_a_network_a_plain_model_predicts_the_same(kind: str, classes: int) -> None:
+    train, new = draw(90, classes), draw(200, classes, seed=1)
+    ours = fit(kind, train, classes, np.arange(90) % 5).logits
+    name, theta = portable(ours, 4)
+    network = build_portable(name, (4,), classes)
+    logits = network.run(theta, new.x, False, 0, len(network.stages)).double()
+    torch.testing.assert_close(logits, ours(new.x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plain-linear", "plain-boosting"])
+@pytest.mark.parametrize("seen", [(1,), (0, 2), (1, 2, 3)])
+def test_a_network_never_predicts_a_class_that_was_not_in_training(
+    kind: str, seen: tuple[int, ...]
+) -> None:
+    train, new = draw(60, len(seen) if len(seen) > 1 else 2), draw(50, 2, seed=1)
+    train = Samples(train.x, torch.tensor([*seen, *seen])[train.y])
+    ours = fit(kind, train, 4, np.arange(60) % 5).logits
+    name, theta = portable(ours, 4)
+    network = build_portable(name, (4,), 4)
+    chance = network.run(theta, new.x, False, 0, len(network.stages)).softmax(1).double()
+    assert set(chance.argmax(1).tolist()) <= set(seen)
+    torch.testing.assert_close(chance, ours(new.x).softmax(1), rtol=1e-4, atol=1e-4)

@@ -17,6 +17,7 @@ from comity.studies.estimate import CUT, Estimate, Variances, Verdict
 from comity.studies.method_summary import method_summary
 from comity.studies.overall_verdict import QUESTIONS, overall_verdict
 from comity.studies.party_verdicts import PartyVerdict, SampleCounts, party_verdicts
+from comity.studies.power import Power
 
 
 def answer(party: str, verdict: Verdict) -> PartyVerdict:
@@ -178,3 +179,37 @@ def test_very_wide_intervals_are_too_uncertain_to_decide() -> None:
     assert village.power.more_samples is None
     assert east.says.startswith("no clear difference")
     assert (village.samples, east.samples) == (30, 30)
+
+
+def test_a_method_that_clearly_hurts_is_not_called_unclear() -> None:
+    """The best guess was a method whose interval lies below zero: it hurts, and needs no samples.
+    That another method may not hurt is what is not clear.
+    """
+    unclear = Estimate(-0.10, -0.24, 0.04, Variances(0.07**2))
+    gains = {
+        "fedavg": {"berg": Estimate(-0.05, -0.08, -0.02, Variances(0.015**2))},
+        "fedper": {"berg": Estimate(-0.06, -0.09, -0.03, Variances(0.015**2))},
+        "relay": {"berg": unclear},
+    }
+    counts = {"berg": [SampleCounts((30, 30), (20, 20))]}
+    (berg,) = party_verdicts(gains, counts, METRICS["accuracy"])
+    assert berg.verdict == "level"
+    assert berg.says == (
+        "no method clearly helps; clearly worse: fedavg, -5.0 points (between -8.0 and -2.0), and 1"
+        " more method; not clear: relay, -10.0 points (between -24.0 and 4.0)"
+    )
+    assert berg.power == Power.of(unclear, 40), "what would settle it is about relay"
+
+
+def test_an_uncertain_party_hears_of_what_clearly_hurts() -> None:
+    wide = Estimate(-0.50, -0.90, 0.10, Variances(0.25**2))
+    hurting = Estimate(-0.45, -0.80, -0.10, Variances(0.18**2))
+    counts = {"elm": [SampleCounts((10, 10), (10, 10))]}
+    (elm,) = party_verdicts(
+        {"fedavg": {"elm": hurting}, "relay": {"elm": wide}}, counts, METRICS["accuracy"]
+    )
+    assert elm.says == (
+        "no method clearly helps; clearly worse: fedavg, -45.0 points (between -80.0 and -10.0);"
+        " not clear: relay, -50.0 points (between -90.0 and 10.0)"
+    )
+    assert elm.power == Power.of(replace(wide, gain=0.1), 20), "no guess is as large as that"

@@ -5,6 +5,7 @@ courier that hands bytes over.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,14 +18,19 @@ from cryptography.x509.oid import NameOID
 
 import comity
 from comity.data.importing import import_federation
+from comity.deploy.comparison import compare_sites
 from comity.deploy.data import import_site_data
+from comity.deploy.flare.startup_kits import LEAD
 from comity.deploy.handler import RequestHandler
+from comity.deploy.job_submission import SubmittedJob
 from comity.deploy.key_exchange import Identity
 from comity.deploy.policy import NAME, write
-from comity.deploy.server import FAILURE, RUNS, serve
+from comity.deploy.server import FAILURE, RUNS, SitesRefused, serve
 from comity.deploy.session import content_of
 from comity.deploy.signatures import Signer
+from comity.runs.config import experiment
 from comity.runs.folder import RunFolder
+from comity.studies.compare import Findings
 
 HUB = "hub.example"
 """The name in the server's certificate."""
@@ -180,6 +186,24 @@ class Sites:
             identity=None if transport and not transport.authenticated else self.root.identity(HUB),
         )
         return self.folder / "hub" / RUNS / run
+
+    def compare(
+        self, methods: list[str], out: Path, plain: str = "auto", **settings: Any
+    ) -> Findings:
+        """A comparison between the sites, with one seed."""
+
+        def conduct(job: SubmittedJob, folder: Path) -> dict[str, Any]:
+            run = self.run(job.settings["algorithm"], job.run, **job.settings | {"engine": "flare"})
+            if (run / FAILURE).exists():
+                raise SitesRefused((run / FAILURE).read_text())
+            shutil.copytree(run, folder, dirs_exist_ok=True)
+            return ended(folder)
+
+        (self.folder / "hub" / LEAD).mkdir(exist_ok=True)
+        base = experiment(settings)
+        return compare_sites(
+            self.folder / "hub", base, methods, [base.seed], out, conduct, 60, 0, plain
+        )
 
     def pooled(self, method: str, out: Path, **settings: Any) -> comity.Result:
         """The same run with all data in one place, in a loop unless told."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import comity
-from comity.core import Params, gradient, input_gradient
+from comity.core import Params, input_gradient, value_and_gradient
 from comity.training.gradient_count import GradientCount, add_gradients
 from comity.training.requests import curvature
 
@@ -108,7 +108,7 @@ def loss(theta: Params) -> Tensor:
 def test_gradients_outside_of_networks_count_as_one() -> None:
     theta = {"w": torch.ones(3)}
     with GradientCount() as count:
-        gradient(loss, theta)
+        value_and_gradient(loss, theta)
     assert count.total == 1
     with GradientCount() as count:
         curvature(loss, theta, theta)

@@ -13,12 +13,14 @@ from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import entry_points
 from typing import Any, get_type_hints
 
+from comity.components.own_models import METHODS
 from comity.core.algorithm import Algorithm, AnyAlgorithm
 from comity.core.class_means import describe_smallest_mean, smallest_class_means
 from comity.core.release import reply_fields
 from comity.core.signature import party_functions
 from comity.core.wrapper import Wrapper
 from comity.errors import UsageError, unknown
+from comity.names import OWN_MODELS
 from comity.plugins import is_code, module_from
 from comity.spec import Spec, coerce, parse, split
 from comity.text import first_paragraph, join_names
@@ -37,6 +39,8 @@ def find(name: str) -> type[AnyAlgorithm]:
     """The class of a method: from this folder, from a user's file such as `./mine.py`, or from an
     installed entry point.
     """
+    if name in OWN_MODELS:
+        return METHODS[name]
     if is_code(name):
         module = module_from(name)
     elif (

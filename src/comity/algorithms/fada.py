@@ -295,7 +295,9 @@ class Fada(DiscriminatorSteps, Algorithm[Targets, dict[int, Params], Model]):
         `judges`.
         """
         disc, labels = self.identifier(task.width), judges.wanted.expand(len(z))
-        return torch.stack([cross_entropy(disc.logits(D, z), labels) for D in judges.DI]).mean()
+        return torch.stack(
+            [mean_cross_entropy(disc.logits(D, z), labels) for D in judges.DI]
+        ).mean()
 
     def deployed_model(self, state: dict[int, Params], m: Model, party: Party) -> Params:
         private = [*state.values()][-1]

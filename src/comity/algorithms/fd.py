@@ -108,7 +108,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
             gap = (logits - target).square().mean(1)
         else:
             gap = F.cross_entropy(logits, target.softmax(1), reduction="none")
-        return cross_entropy(logits, batch.y) + self.gamma * (mask * gap).mean()
+        return mean_cross_entropy(logits, batch.y) + self.gamma * (mask * gap).mean()
 
     @on_party
     async def warm_up(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:

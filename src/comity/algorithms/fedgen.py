@@ -256,7 +256,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def j_k(self, task: LearningTask, theta: Params, batch: Batch, aux: Generator) -> Tensor:
         request: Wanted = batch.draws
         z = self.generate(task.plain, aux.G, request)
-        return task.loss(theta, batch) + self.weight * cross_entropy(
+        return task.loss(theta, batch) + self.weight * mean_cross_entropy(
             task.plain.head(theta, z), request.y
         )
 

@@ -73,7 +73,7 @@ def adding(task: LearningTask, w: Params) -> Callable[[Tally, Batch], Tally]:
 
     def add(tally: Tally, batch: Batch) -> Tally:
         count = len(batch.y)
-        _, g = gradient(partial(task.loss, batch=batch), w)
+        _, g = value_and_gradient(partial(task.loss, batch=batch), w)
         return {k: total + count * g[k] for k, total in tally[0].items()}, tally[1] + count
 
     return add
@@ -182,7 +182,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         def descend(at: Moving, batch: Batch) -> Moving:
             if not self.first_order:
                 past.append((at.w, batch))
-            _, g = gradient(partial(party.task.loss, batch=batch), at.w)
+            _, g = value_and_gradient(partial(party.task.loss, batch=batch), at.w)
             v = {k: how.momentum * at.v[k] + g[k] + how.decay * at.w[k] for k in g}
             return Moving(plus(at.w, -how.lr, v), v)
 

@@ -60,7 +60,7 @@ class TwoHeads(Around):
         generic = self.inner.criterion(g + self.log_n, z, batch)
         constant = {k: v.clone() if is_buffer(k) else v.detach() for k, v in theta.items()}
         h_p = self.inner.head(constant | personal_head(theta), z.detach(), train=True)
-        return generic + cross_entropy(g.detach() + h_p, batch.y)
+        return generic + mean_cross_entropy(g.detach() + h_p, batch.y)
 
 
 @algorithm

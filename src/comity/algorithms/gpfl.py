@@ -135,7 +135,7 @@ class Gpfl(FedPer):
         # eq. 4
         mlg: Tensor = torch.linalg.vector_norm(apart, dim=None if self.mlg == "code" else 1).mean()
         eq5 = task.inner.criterion(task.inner.head(theta, f_P.view_as(f), train=True), f, batch)
-        return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
+        return eq5 + mean_cross_entropy(cosine, batch.y) + self.lam * mlg
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         return self.add_conditions(m.theta | state, party)

@@ -96,10 +96,10 @@ class PerFedAvg(FedAvg):
         """A loss whose gradient is the direction of a local step."""
         xs, ys = batch.x.tensor_split(self.parts), batch.y.tensor_split(self.parts)
         D = [replace(batch, x=x, y=y) for x, y in zip(xs, ys, strict=True)]
-        w_tilde = move(w, -aux.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
+        w_tilde = move(w, -aux.alpha, value_and_gradient(lambda at: task.loss(at, D[0]), w)[1])
         if self.order == "fo":
             return task.loss(w_tilde, D[1])
-        value, v = gradient(lambda at: task.loss(at, D[1]), w_tilde)
+        value, v = value_and_gradient(lambda at: task.loss(at, D[1]), w_tilde)
         along = sum(((w[k] - w[k].detach()) * v[k]).sum() for k in v)  # 0, with gradient v
         twist = task.loss(move(w, self.delta, v), D[2]) - task.loss(move(w, -self.delta, v), D[2])
         return value + along - aux.alpha / (2 * self.delta) * twist

@@ -85,7 +85,7 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         def step(now: Envelope, batch: Batch) -> Envelope:
             theta, w_i = now.theta, now.w
             for _ in range(self.inner_steps):
-                _, g = gradient(lambda free: party.task.loss(free, batch), theta)
+                _, g = value_and_gradient(lambda free: party.task.loss(free, batch), theta)
                 theta = theta | {
                     k: theta[k].lerp(w_i[k], pull).sub_(g[k], alpha=self.inner_lr) for k in g
                 }

@@ -148,7 +148,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         disc = contrast(h, m.seen[pick], y, None if draws is None else draws.negatives).mean()
         weigh_kd = self.lambda_kd * (1 if self.kd_reduction == "code" else task.width)
         weigh_disc = self.lambda_disc / (task.classes if self.disc_reduction == "code" else 1)
-        return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
+        return mean_cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
 
     def draw_comparisons(self, batch: Batch, key: Key, m: Teacher) -> Drawn:
         key = key.fold("observation")

@@ -174,6 +174,11 @@ def combine(parts: Iterable[object]) -> str:
 
 def numbers(what: str, values: Array) -> NDArray[Any]:
     """`values` as a numpy array of real numbers; `what` names it in error messages."""
+    if isinstance(values, torch.utils.data.Dataset):
+        raise UsageError(
+            f"{what} is a torch dataset, but arrays are needed: x, y = zip(*dataset), then"
+            " torch.stack(x) and torch.tensor(y)."
+        )
     try:
         array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     except (TypeError, ValueError) as error:  # ragged lists; tensors that numpy cannot hold

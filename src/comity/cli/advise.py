@@ -65,6 +65,15 @@ def advise(
             "--max-hurt", min=0, help="the most parties that may clearly be hurt", metavar="N"
         ),
     ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats",
+            min=1,
+            help="seeds with which the method that is tested runs on each fold",
+            metavar="R",
+        ),
+    ] = 1,
     prior: Annotated[
         str,
         typer.Option(
@@ -115,6 +124,7 @@ def advise(
             max_bytes=most_bytes,
             budget_time=seconds,
             max_hurt=max_hurt,
+            repeats=repeats,
             settings=settings,
         )
     show_advice(advice)
@@ -144,7 +154,12 @@ def split_methods(text: str | None) -> list[str] | None:
 def show_advice(advice: Advice) -> None:
     """Print the advice on one screen."""
     from comity.cli import screen
-    from comity.reporting.advice_page import METHOD_HEADS, method_rows, party_lines
+    from comity.reporting.advice_page import (
+        METHOD_HEADS,
+        method_rows,
+        own_model_lines,
+        party_lines,
+    )
     from comity.studies.advise.verdict import BASELINES
     from comity.units import duration
 
@@ -157,7 +172,7 @@ def show_advice(advice: Advice) -> None:
         f" the others, on the first fold, for all {len(advice.race.arms) - 1} methods together."
         " folds: on which all rounds were run; 1/2: half of the rounds of one."
     )
-    for line in party_lines(advice, MOST_PARTIES):
+    for line in [*party_lines(advice, MOST_PARTIES), *own_model_lines(advice, MOST_PARTIES)]:
         screen.print_sentence(line)
     for warning in advice.race.warnings:
         screen.print_sentence(warning)

@@ -426,19 +426,30 @@ def schema(
     out: Annotated[Path, typer.Option("--out", help="file of the schema")],
     wishes: dict[str, Any],
     skip_unlabelled: SkipUnlabelled = False,
+    medians: Annotated[
+        bool,
+        typer.Option(
+            "--medians/--no-medians",
+            help="describe each column of numbers by its median, rounded to a power of two, so that"
+            " another unit at a site is noticed",
+        ),
+    ] = True,
 ) -> None:
     """Write the common schema of tables: their columns, words and classes.
 
     Parties that may not see each other's files can agree on a schema. Each party describes its own
     file (`comity data schema north.csv --out north.json`). One of them merges these schemas
     (`comity data schema north.json south.json --out schema.json`), and all parties import with the
-    result. Schemas contain no rows, but all words of the columns of words.
+    result. Schemas contain no rows, but all words of the columns of words, and the lowest and the
+    highest median of each column of numbers, rounded to a power of two (unless --no-medians).
     """
     from comity.cli import screen
     from comity.data.tables import common_schema
     from comity.text import join_names
 
-    merged, warnings = common_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
+    merged, warnings = common_schema(
+        sources, skip_unlabelled=skip_unlabelled, medians=medians, **wishes
+    )
     if out.exists():
         raise UsageError(f"{out} exists already: choose another --out.")
     merged.write(out)
@@ -448,17 +459,24 @@ def schema(
             c.kind,
             join_names(c.words, 6) if c.words else c.unit,
             "yes" if c.may_be_missing else "no",
+            " to ".join(dict.fromkeys(f"{median:g}" for median in c.rounded_medians)),
         ]
         for c in merged.columns
     ]
     screen.table(
-        ["column", "kind", "words or unit", "may be missing"],
+        ["column", "kind", "words or unit", "may be missing", "rounded median"],
         rows,
         f"{merged.label}: {join_names(merged.classes) or 'a number'}",
         words=4,
     )
     for column, reason in merged.left_out.items():
         screen.out.print(f"{column} is left out: it {reason}.", soft_wrap=True)
+    if any(column.rounded_medians for column in merged.columns):
+        screen.out.print(
+            "Medians are rounded to powers of two. They show another unit at a site, and come from"
+            " records: to leave them out, say --no-medians.",
+            soft_wrap=True,
+        )
     for warning in warnings:
         print_warning(warning)
     screen.out.print(

@@ -252,29 +252,39 @@ def export(
     out: Out = None,
     trust: Trust = False,
 ) -> None:
-    """Export a party's model: weights, preprocessing, a script that predicts, and a model card."""
+    """Export a party's model: weights, preprocessing, a script that predicts, and a model card.
+
+    Of a comparison's plain models, one is trained again on the party's rows: RUN is then
+    DIR/plain-linear/seed-0, or DIR/own-model/seed-0 for the one that the party has chosen.
+    """
     from comity.cli import screen
     from comity.errors import ComityError
     from comity.runs.folder import RunFolder
     from comity.runs.result import Result
     from comity.runs.run import reopen
     from comity.studies.export import export as write
+    from comity.studies.export_plain import chosen_run, is_plain, open_plain
 
-    job = reopen(run_dir, trust=trust)
-    run = RunFolder(run_dir)
-    if (summary := run.read_summary()) is None:
-        raise ComityError(
-            f"The run in {run_dir} is not finished: resume it with"
-            f" '{shell_line('comity', 'resume', run_dir)}'."
-        )
-    run.check()
+    run_dir = chosen_run(run_dir, party)
     folder = out or run_dir / "exported" / party
-    warnings = write(Result(run_dir, job, summary), party, folder)
+    if is_plain(run_dir):
+        result = open_plain(run_dir, trust=trust)
+    else:
+        job = reopen(run_dir, trust=trust)
+        run = RunFolder(run_dir)
+        if (summary := run.read_summary()) is None:
+            raise ComityError(
+                f"The run in {run_dir} is not finished: resume it with"
+                f" '{shell_line('comity', 'resume', run_dir)}'."
+            )
+        run.check()
+        result = Result(run_dir, job, summary)
+    warnings = write(result, party, folder)
     screen.out.print(f"The model of {party} is in {folder}", soft_wrap=True)
     for warning in warnings:
         screen.out.print(warning, soft_wrap=True)
     if (folder / "model.pt2").exists():
-        kind = "csv" if job.federation.schema else "npz"
+        kind = "csv" if result.job.federation.schema else "npz"
         screen.out.print(
             "Predict with it, without Comity:"
             f" {shell_line('python', folder / 'predict.py', f'NEW.{kind}')}",

@@ -258,13 +258,15 @@ def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
         settings: the typed options, which override those of the file
         trust: allow Python files that a run's folder names
     """
+    from comity.runs.folder import RunFolder
+
     if algo.endswith((".yaml", ".yml", ".json")):
         raise UsageError(
             f"Experiments are TOML files, not {Path(algo).suffix[1:]}: the config.toml of any run"
             " is an example."
         )
     if algo.endswith(".toml"):
-        base = read(algo)
+        base = read(algo, beside=not RunFolder(Path(algo).parent).has_run)
         _check_code(Path(algo), base, trust)
         if "set" in settings:
             settings["set"] = base.set | settings["set"]

@@ -13,7 +13,7 @@ COMMANDS = {
         "tune": "Try a grid of settings; choose on validation data.",
         "watch": "Show running or finished runs, and update until Ctrl-C.",
         "plan": "Estimate the bytes, memory, time and privacy loss of a run.",
-        "demo": "Ask three federations whether collaborating helps: two minutes.",
+        "demo": "Ask three federations whether collaborating helps: 2-3 minutes.",
     },
     "Look up": {
         "list": "List methods, datasets, models, partitions or experiments.",

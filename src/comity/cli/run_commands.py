@@ -328,10 +328,11 @@ def compare(
     if federation is not None:
         if leave_one_out or job_count > 1 or all_methods or equal_steps or reference:
             raise UsageError(NOT_AT_SITES)
-        check_plain_at_sites(plain)
         check_at_sites(settings, track)
         check_not_recorded(record_messages)
-        compare_sites(federation, base, chosen_methods(algos), seed_list, out, deadline, wait)
+        compare_sites(
+            federation, base, chosen_methods(algos), seed_list, out, deadline, wait, plain
+        )
         return
     algos = chosen_methods(algos, base.but(seed=seed_list[0]) if all_methods else None)
     folder = out or free_folder(f"compare-{Path(base.data).stem}")
@@ -431,19 +432,6 @@ NOT_AT_SITES = (
     "--all, --equal-steps, --leave-one-out and --jobs are not available in a comparison at sites,"
     " nor is --reference: name the methods, which run one after another with all sites."
 )
-
-
-PLAIN_AT_SITES = (
-    "Plain models are not trained between sites: gains there are over SOLO. Leave out --plain."
-)
-
-
-def check_plain_at_sites(plain: str) -> None:
-    """Raise `UsageError` if plain models are to be trained between sites."""
-    from comity.studies.own_models import parse_plain
-
-    if parse_plain(plain):
-        raise UsageError(PLAIN_AT_SITES)
 
 
 def _with_tuned(

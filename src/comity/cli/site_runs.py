@@ -150,6 +150,7 @@ def compare_sites(
     out: Path | None,
     deadline: float,
     wait: float,
+    plain: str,
 ) -> None:
     """Run a comparison at the sites of a federation, and print its result."""
     from comity.cli import screen
@@ -157,6 +158,7 @@ def compare_sites(
     from comity.deploy import comparison
     from comity.runs.folder import RunFolder
     from comity.studies.compare import run_folder
+    from comity.studies.estimate import OVER_SOLO
 
     folder = out or free_folder(f"compare-{federation.resolve().name}")
     summaries: list[dict[str, Any]] = []
@@ -170,16 +172,16 @@ def compare_sites(
 
     with _resumable_at_sites(f"the same command and {shell_line('--out', folder)}"):
         findings = comparison.compare_sites(
-            federation, base, algos, seeds, folder, follow, deadline, wait
+            federation, base, algos, seeds, folder, follow, deadline, wait, plain
         )
     first_run = RunFolder(run_folder(folder, SOLO, seeds[0]))
     show_comparison(findings, first_run.read_experiment())
     show_answers(findings)
-    screen.print_legend(
-        "Plain models (--plain) are not trained between sites: gains are over SOLO, the same"
-        " network trained alone. On a table, a site's own regression may be better: 'comity compare"
-        " solo' on the site's own data shows both."
-    )
+    if findings.baseline == OVER_SOLO:
+        screen.print_legend(
+            "Gains are over SOLO, the same network trained alone. On a table, a site's own"
+            " regression may be better: --plain linear,boosting lets each site train its own."
+        )
     for warning in findings.warnings:
         print_warning(warning.text)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)

@@ -19,7 +19,7 @@ from comity.core import (
     Samples,
     Training,
     UsageError,
-    cross_entropy,
+    mean_cross_entropy,
     mixin,
     on_device,
     option,
@@ -176,7 +176,7 @@ def tell_apart(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> T
     """
 
     def owner_loss(z: Tensor, owner: Tensor) -> Tensor:
-        return cross_entropy(disc.logits(D, z), owner.expand(len(z)))
+        return mean_cross_entropy(disc.logits(D, z), owner.expand(len(z)))
 
     value = owner_loss(batch.x, owners.me)
     theirs = [

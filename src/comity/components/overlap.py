@@ -20,10 +20,10 @@ from comity.core import (
     Samples,
     WireShapes,
     drop,
-    gradient,
     in_chunks,
     record,
     trainable,
+    value_and_gradient,
 )
 
 
@@ -126,7 +126,7 @@ def slope(task: LearningTask, h: Params, data: Samples) -> Params:
     """
     if not len(data):
         return {k: torch.zeros_like(v) for k, v in trainable(h).items()}
-    return gradient(lambda free: F.cross_entropy(task.logits(free, data.x), data.y), h)[1]
+    return value_and_gradient(lambda free: F.cross_entropy(task.logits(free, data.x), data.y), h)[1]
 
 
 def help_for(

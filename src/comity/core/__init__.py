@@ -41,7 +41,7 @@ from comity.core.server import Server
 from comity.core.traits import LEAVES, SHARES, Traits
 from comity.core.wrapper import Wrapped, Wrapper, WrapperAccounting
 from comity.errors import UsageError
-from comity.training.kernels import cross_entropy, input_gradient
+from comity.training.kernels import input_gradient, mean_cross_entropy
 from comity.training.requests import (
     Draw,
     FitRequest,
@@ -51,8 +51,8 @@ from comity.training.requests import (
     PartyCoroutine,
     Pull,
     curvature,
-    gradient,
     plain,
+    value_and_gradient,
 )
 from comity.training.settings import Moments, Training, batches
 from comity.training.task import Batch, LearningTask, in_chunks
@@ -108,16 +108,15 @@ __all__ = [
     "average",
     "batches",
     "check_like",
-    "cross_entropy",
     "curvature",
     "describe",
     "describe_reply",
     "drop",
-    "gradient",
     "in_chunks",
     "input_gradient",
     "is_buffer",
     "keep",
+    "mean_cross_entropy",
     "mixin",
     "on_device",
     "on_party",
@@ -128,5 +127,6 @@ __all__ = [
     "record",
     "seal",
     "trainable",
+    "value_and_gradient",
     "with_task",
 ]

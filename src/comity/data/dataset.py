@@ -31,6 +31,7 @@ from comity.data.patients import (
     Units,
     check_patients,
     check_undivided,
+    keep_shared_rows_together,
     merge_units,
     number_patients,
 )
@@ -50,11 +51,23 @@ DEFAULT_PARTITION = "dirichlet(alpha=0.5)"
 """The default partition of datasets without natural parties."""
 WITHOUT_CLASSES = ("iid", "natural", "domain", "quantity", "lognormal")
 """Partitions that do not use class labels, so that they also work for regression."""
+MOST_NAMED = 10
+"""How many labels a sentence names."""
 
 
 def _scalar_constants(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
     """Mean and standard deviation of the only column."""
     return mean[0], std[0]
+
+
+def unused_classes(y: Ints, classes: int) -> str:
+    """A sentence if no sample has some of the classes; empty otherwise."""
+    unused = sorted(set(range(classes)) - set(np.unique(y).tolist()))
+    if not unused:
+        return ""
+    return f"no sample has the label {', '.join(map(str, unused[:MOST_NAMED]))}" + (
+        " and others." if len(unused) > MOST_NAMED else "."
+    )
 
 
 def _content(schema: Schema) -> dict[str, Any]:
@@ -66,7 +79,7 @@ def _content(schema: Schema) -> dict[str, Any]:
     content = asdict(schema)
     for fields, names in (
         (content, ("parties",)),
-        *((column, ("convert", "file_unit")) for column in content["columns"]),
+        *((column, ("convert", "file_unit", "rounded_medians")) for column in content["columns"]),
     ):
         for name in names:
             if not fields[name]:
@@ -150,6 +163,10 @@ class Dataset:
     """The number of each row's content, if a table has rows that are copies of others, numbered
     like patients. A partition keeps copies together.
     """
+    shared_rows: Ints | None = field(default=None, repr=False)
+    """The number of each row's content, if parties of a table have rows in common, numbered like
+    patients. Each party keeps its rows, but no party trains on what another one is tested on.
+    """
 
     def __post_init__(self) -> None:
         coerce("missing", self.missing, Literal["refuse", "impute"])
@@ -169,6 +186,8 @@ class Dataset:
         for numbers_of_units in (self.patients, self.copies):
             if numbers_of_units is not None:
                 check_patients(numbers_of_units, len(self.y), self.groups)
+        if self.shared_rows is not None:
+            check_patients(self.shared_rows, len(self.y), {})
 
     @cached_property
     def units(self) -> Ints | None:
@@ -351,6 +370,8 @@ class Dataset:
             optional_parts += ["patients", combine(self.patients.tolist())]
         if self.copies is not None:
             optional_parts += ["copies", combine(self.copies.tolist())]
+        if self.shared_rows is not None:
+            optional_parts += ["shared rows", combine(self.shared_rows.tolist())]
         return combine(
             (Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *optional_parts)
         )
@@ -420,10 +441,8 @@ class Dataset:
         # From here on, positions are those of units: samples, or patients with all their samples.
         units = Units(self.units)
         y = units.labels(np.zeros(len(self), np.int64) if self.amounts else self.y.numpy())
-        official = None if self.official_test is None else self.official_test.numpy()
-        if official is not None and not isinstance(rule, protocols.OwnSamples):
-            official = units.mask("the official test part", official)
-        is_common_test = rule.reserve(y, official, self.cut_by, key.fold("reserve").numpy())
+        contents = self._shared_contents(units)
+        is_common_test = self._reserve(rule, y, units, contents, key)
         pool, common_test = np.flatnonzero(~is_common_test), np.flatnonzero(is_common_test)
         unit_groups = units.groups(self.groups)
         groups = {by: g.take(pool) for by, g in unit_groups.items()}
@@ -447,18 +466,20 @@ class Dataset:
             except TooFewSamples as why:
                 raise _explain_too_few(why, first, seed, len(positions)) from None
             labels = steps.labels(i, self.classes, key)
-            shares[name] = units.samples(
-                share(
-                    name,
-                    y,
-                    train_positions,
-                    test_positions,
-                    validation=validation,
-                    key=key,
-                    shift=steps.shift(i),
-                    labels=labels,
-                )
+            shares[name] = share(
+                name,
+                y,
+                train_positions,
+                test_positions,
+                validation=validation,
+                key=key,
+                shift=steps.shift(i),
+                labels=labels,
             )
+        shares = {
+            name: units.samples(part)
+            for name, part in keep_shared_rows_together(shares, contents).items()
+        }
         text = "|".join(map(str, [first, *chained]))
         federation = self._build(
             Split(self.name, self.fingerprint(), text, test, validation, seed, shares)
@@ -470,6 +491,29 @@ class Dataset:
             federation,
             warnings=(*federation.warnings, *self._absence_warnings(all_parties, pieces)),
         )
+
+    def _reserve(
+        self, rule: protocols.SplitProtocol, y: Ints, units: Units, contents: Ints | None, key: Key
+    ) -> protocols.Mask:
+        """A mask of the units that no party gets (the common test set)."""
+        official = None if self.official_test is None else self.official_test.numpy()
+        if official is not None and not isinstance(rule, protocols.OwnSamples):
+            official = units.mask("the official test part", official)
+        mask = rule.reserve(y, official, self.cut_by, key.fold("reserve").numpy())
+        if contents is None or official is not None:
+            return mask
+        first_units = np.unique(contents, return_index=True)[1]
+        return mask[first_units][contents]
+
+    def _shared_contents(self, units: Units) -> Ints | None:
+        """The number of each unit's content: units with a row in common, at several parties, have
+        one number. None if parties have no row in common.
+        """
+        if self.shared_rows is None:
+            return None
+        contents = merge_units(self.units, self.shared_rows)
+        assert contents is not None
+        return units.of_first_samples(contents)
 
     def _absence_warnings(
         self, all_parties: Iterable[str], present_parties: Collection[str]
@@ -561,13 +605,25 @@ class Dataset:
             self.classes,
             self.shape,
             split,
-            self.warnings,
+            self._all_warnings,
             preprocess,
             self.class_names,
             self.schema,
             len(self.scaled) + self.amounts if self.scale == "shared" else 0,
             self.scale != "fixed" or (self.missing == "impute" and not self._fills_by_constants),
         )
+
+    @cached_property
+    def _all_warnings(self) -> tuple[str, ...]:
+        """The warnings of the dataset, with one about classes without samples."""
+        unused = unused_classes(self.y.numpy(), self.classes)
+        if not unused or any(unused in warning for warning in self.warnings):
+            return self.warnings
+        advice = (
+            f" {self.classes} classes were declared: if there are fewer, number them from 0"
+            " without gaps (names, y = numpy.unique(y, return_inverse=True))."
+        )
+        return (*self.warnings, f"{self.name}: {unused}{advice}")
 
     @property
     def _fills_by_constants(self) -> bool:

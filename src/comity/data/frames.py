@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comity.data.preparation import Column, Schema
-from comity.errors import UsageError
+from comity.errors import UsageError, quote
 
 
 def named_columns(parties: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -36,6 +36,7 @@ def named_columns(parties: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
                 f"The columns of party {party!r} differ from those of {other!r}, or one occurs"
                 f" twice: see {odd[0]!r}."
             )
+        _check_numbers(party, x, names)
         return x.to_numpy()[:, [names.index(name) for name in first]]
 
     def pair(party: str, value: Any) -> Any:
@@ -47,6 +48,23 @@ def named_columns(parties: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
 
     aligned = {party: pair(party, value) for party, value in parties.items()}
     return aligned, tuple(first) if frames == inputs else ()
+
+
+def _check_numbers(party: str, frame: Any, names: Sequence[str]) -> None:
+    """Refuse a column of words."""
+    for position, name in enumerate(names):
+        column = frame.iloc[:, position].to_numpy()
+        if column.dtype.kind in "fiub":
+            continue
+        word = next((value for value in column if isinstance(value, str)), None)
+        holds = f"values of type {column.dtype}"
+        if word is not None:
+            holds = f"words ({quote(word)}, for instance)"
+        raise UsageError(
+            f"The column {name!r} of party {party!r} holds {holds}, but inputs are numbers: encode"
+            " it for all parties together, as pandas.get_dummies does, or write each party's table"
+            " to a file and import these with 'comity data import', which encodes words."
+        )
 
 
 def frame_schema(names: tuple[str, ...], classes: int) -> Schema | None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from comity.base.samples import Ints
 from comity.data import prepared
-from comity.data.dataset import Dataset
+from comity.data.dataset import MOST_NAMED, Dataset, unused_classes
 from comity.data.formats import numeric, picture_files, read_image, read_images, read_npz
 from comity.data.formats.common import (
     check_same_length,
@@ -34,7 +34,12 @@ from comity.data.patients import merge_units, number_patients
 from comity.data.preparation import Schema
 from comity.data.schema import IDENTIFIER, ColumnOptions
 from comity.data.sets.common import channels_first
-from comity.data.table_checks import PartyRows, number_copies
+from comity.data.table_checks import (
+    PartyRows,
+    differing_class_warnings,
+    number_copies,
+    number_shared_rows,
+)
 from comity.data.tables import (
     SCALING_SENTENCES,
     drop_unlabelled,
@@ -76,6 +81,8 @@ class ImportedParties:
     warnings: tuple[str, ...] = ()
     schema: Schema | None = None
     """The schema of tables, whose labels are already encoded; None for other data."""
+    shared_rows: Ints | None = None
+    """The number of each row's content over all parties, if they have rows in common."""
 
 
 def import_federation(
@@ -185,7 +192,13 @@ def read_federation(
         imported = _read_all_tables(
             paths, options, schema, skip_unlabelled, group, checks, drop_copies
         )
-    return _dataset(name, imported, classes, scale or "none")
+    common_classes = classes is not None or schema is not None
+    return _dataset(
+        name,
+        imported if common_classes else _with_present_classes(imported),
+        classes,
+        scale or "none",
+    )
 
 
 def _read_all_tables(
@@ -237,7 +250,74 @@ def _read_all_tables(
     description = (
         f"tables with the columns {join_names(column.name for column in common_schema.columns)}"
     )
-    return ImportedParties(parties, description, (*warnings, *skip_warnings), common_schema)
+    rows = {name: PartyRows(x[name], y[name]) for name in tables}
+    return ImportedParties(
+        parties,
+        description,
+        (*warnings, *skip_warnings),
+        common_schema,
+        number_shared_rows(common_schema, rows) if checks else None,
+    )
+
+
+def _with_present_classes(imported: ImportedParties) -> ImportedParties:
+    """Return tables whose labels are whole numbers with the classes that occur in them.
+
+    Parties that describe their tables alone agree on all numbers up to the largest, since none of
+    them knows which occur elsewhere.
+    """
+    schema, parties = imported.schema, imported.parties
+    if not schema or not schema.classes:  # a number to predict
+        return imported
+    if schema.classes != tuple(map(str, range(len(schema.classes)))):
+        return imported
+    mapped, names, warnings = _map_gaps([party.y for party in parties.values()])
+    if not names:
+        return imported
+    relabelled = {
+        name: party._replace(y=y) for (name, party), y in zip(parties.items(), mapped, strict=True)
+    }
+    return replace(
+        imported,
+        parties=relabelled,
+        schema=replace(schema, classes=names),
+        warnings=(*imported.warnings, *warnings),
+    )
+
+
+def _map_gaps(
+    numbers: list[NDArray[np.int64]],
+) -> tuple[list[NDArray[np.int64]], tuple[str, ...], list[str]]:
+    """Number the labels that occur from 0 without gaps.
+
+    Returns:
+        The parties' labels, the names of the classes, and a sentence for the user. Names and
+        sentence are empty if all numbers from 0 to the largest occur.
+    """
+    samples = sum(map(len, numbers))
+    present = np.unique(np.concatenate(numbers)) if samples else np.empty(0, np.int64)
+    if len(present) < 2 or len(present) == present[-1] + 1:
+        return numbers, (), []
+    largest = int(present[-1])
+    if 2 * len(present) > samples:
+        raise UsageError(
+            f"The labels run up to {largest}, but there are only {samples} samples: number the"
+            " classes 0, 1, 2, ..."
+        )
+    missing = np.setdiff1d(np.arange(largest), present)
+    warning = (
+        f"no sample has the label {join_names(map(str, missing), MOST_NAMED)}: the"
+        f" {len(present)} labels that occur are the classes, named {_span(present)}. If there are"
+        f" classes 0 to {largest}, say so with --classes {largest + 1}."
+    )
+    return [np.searchsorted(present, y) for y in numbers], tuple(map(str, present)), [warning]
+
+
+def _span(present: NDArray[np.int64]) -> str:
+    """Labels as a phrase: "1 to 10", or each of them."""
+    if len(present) == present[-1] - present[0] + 1 and len(present) > 2:
+        return f"{present[0]} to {present[-1]}"
+    return join_names(map(str, present), MOST_NAMED)
 
 
 def _refuse_column_options(kind: str, options: Mapping[str, Any]) -> None:
@@ -378,9 +458,11 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
     """Concatenate all parties' samples to a dataset."""
     parties, schema = imported.parties, imported.schema
     _check_parties(parties)
-    party_labels, class_names = (
-        _schema_labels(schema, parties, classes) if schema else _class_labels(parties, classes)
-    )
+    if schema:
+        party_labels, class_names = _schema_labels(schema, parties, classes)
+        gaps: list[str] = []
+    else:
+        party_labels, class_names, gaps = _class_labels(parties, classes)
     x = np.concatenate([party.x for party in parties.values()])
     y = np.concatenate(party_labels)
     test = np.concatenate([party.test for party in parties.values()])
@@ -403,8 +485,15 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
     is_missing = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
     warnings = [
         *imported.warnings,
+        *gaps,
         *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
     ]
+    if class_names and schema is None:
+        words = {
+            name: {class_names[k] for k in np.unique(own_labels).tolist()}
+            for name, own_labels in zip(parties, party_labels, strict=True)
+        }
+        warnings += differing_class_warnings(words)
     names = class_names or tuple(map(str, range(class_count)))
     for party, own_labels in zip(parties, party_labels, strict=True):
         if class_count and len(present := np.unique(own_labels)) == 1:
@@ -439,6 +528,7 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         warnings=tuple(f"{name}: {warning}" for warning in warnings),
         patients=patients,
         copies=_all_copies(parties),
+        shared_rows=imported.shared_rows,
         **options,
     )
 
@@ -461,7 +551,8 @@ def _all_patients(parties: Mapping[str, Contribution]) -> Ints | None:
 def _all_copies(parties: Mapping[str, Contribution]) -> Ints | None:
     """The number of each row's content over all parties; None without copies.
 
-    Equal rows of two parties have two numbers: each party splits its own rows.
+    Equal rows of two parties have two numbers: each party splits its own rows. That their parts
+    agree is a matter of `shared_rows`.
     """
     if all(party.copies is None for party in parties.values()):
         return None
@@ -555,11 +646,17 @@ def _are_numbers(values: Array) -> bool:
 
 def _class_labels(
     parties: dict[str, Contribution], classes: int | None
-) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """Class labels: numbers as they are, words numbered in sorted order over all parties."""
+) -> tuple[list[NDArray[np.int64]], tuple[str, ...], list[str]]:
+    """Class labels: words numbered in sorted order over all parties, numbers as they are, or
+    without gaps if some do not occur and `classes` does not say that there are such classes.
+
+    Returns:
+        The parties' labels, the names of the classes, and sentences for the user.
+    """
     texts = [name for name, party in parties.items() if not _are_numbers(party.y)]
     if not texts:
-        return [labels(party.path, numeric(party.y), classes) for party in parties.values()], ()
+        numbers = [labels(party.path, numeric(party.y), classes) for party in parties.values()]
+        return _map_gaps(numbers) if classes is None else (numbers, (), [])
     for name, party in parties.items():
         if name not in texts:
             raise UsageError(
@@ -573,9 +670,14 @@ def _class_labels(
         raise UsageError(
             f"The parties' labels are {len(names)} words, not {classes}: leave out classes."
         )
-    return [
-        np.searchsorted(names, party.y.astype(str)).astype(np.int64) for party in parties.values()
-    ], tuple(names)
+    return (
+        [
+            np.searchsorted(names, party.y.astype(str)).astype(np.int64)
+            for party in parties.values()
+        ],
+        tuple(names),
+        [],
+    )
 
 
 def _import_warnings(
@@ -592,12 +694,8 @@ def _import_warnings(
             f"{is_missing.mean():.1%} of all values are missing: replaced by the mean of the"
             " party's own training samples, with an indicator column for each feature."
         )
-    unused = sorted(set(range(classes)) - set(y.tolist()))
-    if unused:
-        warnings.append(
-            "no sample has the label"
-            f" {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}."
-        )
+    if unused := unused_classes(y, classes):
+        warnings.append(unused)
     small = [name for name, party in parties.items() if _units_to_learn(party) < SMALLEST_PARTY]
     if small:
         units = "samples" if next(iter(parties.values())).patients is None else "patients"

@@ -79,6 +79,7 @@ def inspect(federation: Federation, dataset: Dataset) -> ColumnFindings:
         dataset.schema,
         {party: PartyRows(x[positions], y[positions]) for party, positions in rows.items()},
         copies_stay_together=dataset.copies is not None,
+        shared_stay_together=dataset.shared_rows is not None,
     )
     caveats += [  # identifiers are not stored: only the import can see that they repeat
         warning.removeprefix(f"{dataset.name}: ")

@@ -86,6 +86,10 @@ class Units:
         labels: NDArray[Any] = counts.argmax(1).astype(y.dtype)
         return labels
 
+    def of_first_samples(self, values: Ints) -> Ints:
+        """The value of each unit's first sample."""
+        return values if self.patients is None else values[self._firsts]
+
     def mask(self, what: str, values: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """A mask of the samples as one of the units; refuse one that divides a patient."""
         if self.patients is None:
@@ -126,6 +130,49 @@ class Units:
         return tuple(
             position for patient in patients for position in self._members[patient].tolist()
         )
+
+
+def keep_shared_rows_together(
+    shares: Mapping[str, Share], contents: Ints | None
+) -> Mapping[str, Share]:
+    """The parties' shares, in which rows that several parties have are in the same part at all of
+    them: in the part of the first party that has the row.
+
+    Args:
+        shares: the shares, with positions of units.
+        contents: the number of each unit's content; None if parties have no row in common.
+
+    Raises:
+        UsageError: if a party would be left without training or test samples.
+    """
+    if contents is None:
+        return shares
+    is_shared = np.bincount(contents)[contents] > 1
+    part_of: dict[int, str] = {}
+    changed: dict[str, Share] = {}
+    for party, share in shares.items():
+        parts = {"train": share.train, "validation": share.validation, "test": share.test}
+        new: dict[str, list[int]] = {part: [] for part in parts}
+        for part, positions in parts.items():
+            for position in positions:
+                target = part
+                if is_shared[position]:
+                    target = part_of.setdefault(int(contents[position]), part)
+                    # A party without validation part stays without one.
+                    target = target if parts[target] else "train"
+                new[target].append(position)
+        if not new["train"] or not new["test"]:
+            raise UsageError(
+                f"Party {party!r} has no {'test' if new['train'] else 'training'} samples left, as"
+                " its rows are also rows of other parties, where they are in the other part: leave"
+                " the party out with --without, or remove the rows from one of the files."
+            )
+        train, validation, test = (
+            tuple(sorted(new[part])) if set(new[part]) != set(positions) else positions
+            for part, positions in parts.items()
+        )
+        changed[party] = replace(share, train=train, validation=validation, test=test)
+    return changed
 
 
 def check_patients(patients: object, samples: int, groups: Mapping[str, Groups]) -> None:

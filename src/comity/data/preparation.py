@@ -76,6 +76,10 @@ class Column:
     """
     file_unit: str = ""
     """The unit in the files, if it is not `unit`; a unit in a file's header precedes it."""
+    rounded_medians: tuple[float, ...] = ()
+    """The lowest and the highest median of the parties, in `unit`, each rounded to a power of two;
+    empty if they are not told. Numbers in another unit are noticed by them.
+    """
 
     @property
     def width(self) -> int:
@@ -275,6 +279,8 @@ def _read_column(content: Mapping[str, Any], parties: Mapping[str, PartyNotation
     fields = {k: _tuples(v) for k, v in content.items()}
     # Whole numbers are valid constants, but a dataset's fingerprint tells 60 from 60.0.
     fields |= {k: float(fields[k]) for k in CONSTANTS if type(fields.get(k)) is int}
+    medians = fields.get("rounded_medians", ())
+    fields["rounded_medians"] = tuple(float(v) if type(v) is int else v for v in medians)
     column = Column(**fields)
     has_codes = any(column.name in notation.also_missing for notation in parties.values())
     return replace(column, may_be_missing=True) if has_codes else column
@@ -313,10 +319,23 @@ def _check_schema(schema: Schema) -> None:
             raise ValueError(
                 f"mean and std of {column.name!r} must be numbers, and std more than 0"
             )
+        _check_medians(column)
         for unit in column.convert:
             conversion(column, unit)
     for name, notation in schema.parties.items():
         _check_notation(name, notation, schema)
+
+
+def _check_medians(column: Column) -> None:
+    """Refuse rounded medians that are not two positive numbers."""
+    medians = column.rounded_medians
+    if not medians:
+        return
+    are_numbers = all(isinstance(value, float) and isfinite(value) for value in medians)
+    if not are_numbers or len(medians) != 2 or not 0 < medians[0] <= medians[1]:
+        raise ValueError(
+            f"rounded_medians of {column.name!r} must be two numbers above 0, the lower one first"
+        )
 
 
 def _check_constants(schema: Schema, columns: Sequence[Mapping[str, Any]]) -> None:

@@ -85,6 +85,8 @@ def save(dataset: Dataset, folder: Path, sources: Iterable[Path] = ()) -> None:
             arrays["patients"] = dataset.patients
         if dataset.copies is not None:
             arrays["copies"] = dataset.copies
+        if dataset.shared_rows is not None:
+            arrays["shared_rows"] = dataset.shared_rows
         arrays |= {f"group-{k}": group.of for k, group in enumerate(dataset.groups.values())}
         for name, array in arrays.items():
             with create_file(temporary / f"{name}.npy") as file:
@@ -138,6 +140,7 @@ def read(folder: Path) -> Dataset:
         # An earlier version refuses a folder with these: the fingerprint covers them.
         patients = np.array(arrays["patients"]) if "patients" in arrays else None
         copies = np.array(arrays["copies"]) if "copies" in arrays else None
+        shared_rows = np.array(arrays["shared_rows"]) if "shared_rows" in arrays else None
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value := description[key], list) else value
             for key, name in ATTRIBUTES.items()
@@ -155,6 +158,7 @@ def read(folder: Path) -> Dataset:
             cut_by=cut_by,
             patients=patients,
             copies=copies,
+            shared_rows=shared_rows,
             **fields,
         )
         unchanged = (description["fingerprint"], description["test"]) == (

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from comity.data.conversions import known_factor, round_median
 from comity.data.formats.table import RawTable
 from comity.data.preparation import (
     NUMBER,
@@ -36,7 +37,7 @@ from comity.data.preparation import (
     read_cells,
     split_header,
 )
-from comity.data.table_checks import check_label_words, known_factor
+from comity.data.table_checks import check_label_words, percentiles, without_codes
 from comity.data.word_meanings import match_words
 from comity.errors import ErrorCollector, UsageError, quote, unknown
 from comity.text import join_names
@@ -105,6 +106,10 @@ class ColumnOptions:
     constants: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """By column of numbers: the mean and standard deviation to scale it by. If there are any, the
     schema's scale is `fixed`.
+    """
+    medians: bool | None = None
+    """Whether descriptions have the rounded median of each column of numbers. None: those that are
+    in schemas already are kept.
     """
     keep_label_words: bool = False
     """Whether label words that look like other parties' words are classes of their own."""
@@ -310,7 +315,32 @@ def _describe_column(
         words = tuple(sorted(set(present)))
         unit = options.units.get(column.name, "")
         return replace(column, kind=kind, words=words, may_be_missing=has_gaps, unit=unit)
-    return replace(column, kind=kind, may_be_missing=has_gaps)
+    medians = _rounded_medians(present) if kind == "number" and options.medians else ()
+    return replace(column, kind=kind, may_be_missing=has_gaps, rounded_medians=medians)
+
+
+FEWEST_OF_MEDIAN = 10
+"""Numbers that a median is described from."""
+WIDEST = 32.0
+"""Ratio of the 95th to the 5th percentile up to which medians are described: those of wider columns
+differ by as much as units do.
+"""
+
+
+def _rounded_medians(texts: Sequence[str]) -> tuple[float, ...]:
+    """The median of one party's numbers, rounded, as the lowest and the highest of the parties'.
+
+    Codes for missing values do not count. Empty if there are few numbers, if the 5th percentile is
+    not positive, or if the numbers are too different (`WIDEST`).
+    """
+    numbers = [float(text) for text in texts if NUMBER.fullmatch(text)]
+    values = without_codes(np.array(numbers, np.float32))
+    spread = percentiles(values[np.isfinite(values)])
+    if np.isfinite(values).sum() < FEWEST_OF_MEDIAN or spread is None:
+        return ()
+    if not 0 < spread.low <= spread.high <= WIDEST * spread.low:
+        return ()
+    return (round_median(spread.middle),) * 2
 
 
 def _reason_against_numbers(name: str, texts: Sequence[str]) -> str:
@@ -530,7 +560,12 @@ def _with_constants(
             f"If one column of numbers is scaled by constants, all must be: say {options}."
         )
     return tuple(
-        replace(column, mean=float(constants[column.name][0]), std=float(constants[column.name][1]))
+        replace(  # constants show another unit, too, and come from no record
+            column,
+            mean=float(constants[column.name][0]),
+            std=float(constants[column.name][1]),
+            rounded_medians=(),
+        )
         if column.name in constants
         else column
         for column in columns
@@ -834,6 +869,7 @@ def _merge_column(name: str, parties: Mapping[str, Schema], options: ColumnOptio
             f" are allowed: leave it out with --drop {name!r}, or convert it to numbers."
         )
     unit, convert = _merge_units(name, party_columns, options)
+    medians = () if options.medians is False else _merge_medians(party_columns, unit, convert)
     other_names = {
         other for entry in party_columns for other in (entry.column.name, *entry.column.also_called)
     } - {name}
@@ -845,6 +881,7 @@ def _merge_column(name: str, parties: Mapping[str, Schema], options: ColumnOptio
         or any(entry.column.may_be_missing for entry in party_columns),
         unit=unit,
         convert=convert,
+        rounded_medians=medians,
         also_called=tuple(sorted(other_names)),
         also_written=_merge_spellings(
             [entry.column.also_written for entry in party_columns], f"The column {name!r}"
@@ -891,6 +928,29 @@ def _merge_units(
         except ValueError as error:
             raise UsageError(f"{str(error)[0].upper()}{str(error)[1:]}.") from error
     return unit, convert
+
+
+def _merge_medians(
+    party_columns: Sequence[PartyColumn], unit: str, convert: Mapping[str, Conversion]
+) -> tuple[float, ...]:
+    """The lowest and the highest rounded median of the parties that tell theirs, in one unit."""
+    common = Column("", "number", unit=unit, convert=convert)
+    medians = [
+        median
+        for entry in party_columns
+        for median in convert_medians(entry.column, common).rounded_medians
+    ]
+    return (min(medians), max(medians)) if medians else ()
+
+
+def convert_medians(column: Column, common: Column) -> Column:
+    """A party's column with its rounded medians in the unit of the common column."""
+    if not column.rounded_medians:
+        return column
+    factor, offset = conversion(common, column.unit)
+    converted = sorted(factor * median + offset for median in column.rounded_medians)
+    medians = tuple(map(round_median, converted)) if converted[0] > 0 else ()
+    return replace(column, rounded_medians=medians)
 
 
 def _merge_spellings(parties: Sequence[Mapping[str, str]], where: str) -> dict[str, str]:

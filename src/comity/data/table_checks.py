@@ -9,8 +9,8 @@ are kept together by splits (`number_copies`), and only label words are refused
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from math import comb
 from typing import Any, NamedTuple
 
@@ -19,9 +19,18 @@ import torch
 from numpy.typing import NDArray
 
 from comity.base.samples import Ints
+from comity.data.conversions import (
+    Spread,
+    common_spread,
+    find_conversion,
+    ratio_text,
+    round_median,
+    rounded_medians_differ,
+    unit_groups,
+)
 from comity.data.patients import number_patients
 from comity.data.preparation import Column, Schema, fold_case
-from comity.data.word_meanings import differing_words
+from comity.data.word_meanings import differing_words, parties_apart
 from comity.errors import UsageError
 from comity.metrics.auc import auc
 from comity.text import join_names
@@ -52,6 +61,7 @@ def check_tables(
     parties: Parties,
     in_files: Parties | None = None,
     copies_stay_together: bool = True,
+    shared_stay_together: bool = True,
 ) -> list[str]:
     """All warnings about the parties' tables.
 
@@ -59,18 +69,27 @@ def check_tables(
         schema: the common schema.
         parties: the rows as encoded by the schema.
         in_files: the same with the numbers of the files, if some were converted to other units.
-        copies_stay_together: whether splits keep copies of a row together.
+        copies_stay_together: whether splits keep copies of a row at one party together.
+        shared_stay_together: the same of rows that several parties have.
     """
+    return [
+        *value_warnings(schema, parties, in_files),
+        *word_warnings(schema, parties),
+        *renamed_warnings(schema, parties),
+        *class_warnings(schema, parties),
+        *duplicate_warnings(schema, parties, copies_stay_together, shared_stay_together),
+    ]
+
+
+def value_warnings(schema: Schema, parties: Parties, in_files: Parties | None = None) -> list[str]:
+    """The warnings of `check_tables` about values, which descriptions do not show."""
     return [
         *code_warnings(schema, in_files or parties),
         *outlier_warnings(schema, in_files or parties),
         *unit_warnings(schema, parties),
+        *median_warnings(schema, parties),
         *constant_warnings(schema, parties),
         *leak_warnings(schema, parties),
-        *word_warnings(schema, parties),
-        *renamed_warnings(schema, parties),
-        *class_warnings(schema, parties),
-        *duplicate_warnings(schema, parties, copies_stay_together),
     ]
 
 
@@ -104,13 +123,10 @@ def _numbers(schema: Schema, x: Values) -> dict[str, Values]:
     }
 
 
-def percentiles(values: Values) -> tuple[float, float, float] | None:
+def percentiles(values: Values) -> Spread | None:
     """The 5th, 50th and 95th percentile; None without values."""
     present = values[~np.isnan(values)]
-    if not len(present):
-        return None
-    low, middle, high = np.percentile(present, [5, 50, 95]).tolist()
-    return low, middle, high
+    return Spread(*np.percentile(present, [5, 50, 95]).tolist()) if len(present) else None
 
 
 def _in_schema(content: object) -> str:
@@ -138,17 +154,23 @@ def _looks_like_code(value: float) -> bool:
     return value in (0, -1) or (len(digits) == 1 and digits <= {"7", "8", "9"})
 
 
+def _is_well_known(value: float) -> bool:
+    """Whether a number is one of the best-known codes: -9, -99, 99, -999, 999 and so on."""
+    return {*f"{abs(value):g}"} == {"9"} and value != 9
+
+
 def find_codes(values: Values) -> dict[float, int]:
     """Numbers that may mark missing values, and how often they occur.
 
-    Such a number occurs at least twice and is outside the other values: negative where they are
-    not, or further from them than half of their range.
+    Such a number is outside the other values: negative where they are not, or further from them
+    than half of their range. It occurs at least twice. Of the best-known codes, such as -9 and 999,
+    one suffices, if it is negative where the others are not, or further from them than their range.
     """
     present = values[~np.isnan(values)]
     numbers, counts = np.unique(present, return_counts=True)
     rounded = [float(f"{number:.7g}") for number in numbers]
     is_code = [
-        count > 1 and _looks_like_code(number)
+        _looks_like_code(number) if count > 1 else _is_well_known(number)
         for number, count in zip(rounded, counts, strict=True)
     ]
     # The codes are those of a block at one end of the sorted numbers that have a gap beside them.
@@ -168,10 +190,13 @@ def _is_below(numbers: list[float], counts: Ints, end: int, top: int) -> bool:
         return False
     if code < 0:
         has_values = code != -1 or len(others) >= MANY_VALUES
-        is_far = others[0] - code > (others[-1] - others[0]) / 2
+        is_far = others[0] - code > (others[-1] - others[0]) * _least_distance(counts[end - 1])
         return has_values and (others[0] >= 0 or is_far)
     low, high = np.percentile(others, [5, 95])
-    return code == 0 and len(others) >= MANY_VALUES and bool(low > (high - low) / 2)
+    # A 0 in most rows means that there is none, as of a rare income.
+    is_rare = counts[:end].sum() <= counts[end : end + len(others)].sum()
+    is_far = low > (high - low) / 2
+    return bool(code == 0 and len(others) >= MANY_VALUES and is_far and is_rare)
 
 
 def _is_above(numbers: list[float], counts: Ints, start: int, lowest: int) -> bool:
@@ -179,10 +204,18 @@ def _is_above(numbers: list[float], counts: Ints, start: int, lowest: int) -> bo
     code, others = numbers[start], numbers[lowest:start]
     if len(others) < 2 or counts[lowest:start].sum() < FEWEST_OTHERS:
         return False
-    return code > 0 and code - others[-1] > (others[-1] - others[0]) / 2
+    least = (others[-1] - others[0]) * _least_distance(counts[start])
+    return code > 0 and code - others[-1] > least
 
 
-def _without_codes(values: Values) -> Values:
+def _least_distance(count: int) -> float:
+    """The distance of a code from the other values, in units of their range, if it occurs `count`
+    times.
+    """
+    return 0.5 if count > 1 else 1.0
+
+
+def without_codes(values: Values) -> Values:
     """The values with codes as missing values."""
     codes = np.array([*find_codes(values)], np.float32)
     return np.where(np.isin(values, codes), np.float32(np.nan), values)
@@ -196,11 +229,12 @@ def code_warnings(schema: Schema, parties: Parties) -> list[str]:
             codes = find_codes(values)
             if not codes:
                 continue
-            others = _without_codes(values)
+            others = without_codes(values)
             low, high = np.nanmin(others), np.nanmax(others)
             texts = [f"{code:g}" for code in codes]
             times = " and ".join(
-                f"{text} in {count} rows" for text, count in zip(texts, codes.values(), strict=True)
+                f"{text} in {_rows(count)}"
+                for text, count in zip(texts, codes.values(), strict=True)
             )
             entry = {"parties": {party: {"also_missing": {column: texts}}}}
             warnings.append(
@@ -220,11 +254,14 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
     warnings = []
     for party, rows in parties.items():
         for name, values in _numbers(schema, rows.x).items():
-            cells = _without_codes(values)
+            cells = without_codes(values)
             quantiles = percentiles(cells)
             if quantiles is None:
                 continue
             low, middle, high = quantiles
+            if middle in (low, high):  # most are equal, as no income: judge the others
+                cells = np.where(cells == np.float32(middle), np.float32(np.nan), cells)
+                low, middle, high = percentiles(cells) or (0.0, 0.0, 0.0)
             distances = np.abs(np.nan_to_num(cells - middle))
             if high > low and distances.max() > OUTLIER_FACTOR * (high - low):
                 row = int(distances.argmax())
@@ -238,122 +275,47 @@ def outlier_warnings(schema: Schema, parties: Parties) -> list[str]:
 # Units.
 
 
-class KnownConversion(NamedTuple):
-    """A common conversion: value in `unit` = value in `other_unit` * factor + offset."""
+def _unit_guess(parties: Sequence[str], column: Column, spread: Spread) -> str:
+    """Which common unit would explain the median of parties, and what to type; "" if none.
 
-    columns: str
-    """A pattern of the names of columns that have these units."""
-    other_unit: str
-    unit: str
-    factor: float
-    offset: float = 0.0
-
-
-CONVERSIONS = (
-    KnownConversion("gluc|gluk|sugar|zucker", "mmol/l", "mg/dl", 18.02),
-    KnownConversion("trigly", "mmol/l", "mg/dl", 88.57),
-    KnownConversion("chol|ldl|hdl", "mmol/l", "mg/dl", 38.67),
-    KnownConversion("[ck]reatinin", "mg/dl", "µmol/l", 88.42),
-    KnownConversion("bilirubin", "mg/dl", "µmol/l", 17.1),
-    KnownConversion("uric|harns", "mg/dl", "µmol/l", 59.48),
-    KnownConversion("urea|harnstoff", "mmol/l", "mg/dl", 6.006),
-    KnownConversion("bun", "mmol/l", "mg/dl", 2.801),
-    KnownConversion("calcium", "mmol/l", "mg/dl", 4.008),
-    KnownConversion("a1c", "mmol/mol", "%", 0.09148, 2.152),
-    KnownConversion("h(a)?emoglobin|^hb|^hgb", "g/dl", "g/l", 10.0),
-    KnownConversion("h(a)?emoglobin|^hb|^hgb", "mmol/l", "g/dl", 1.611),
-    KnownConversion("albumin|protein", "g/dl", "g/l", 10.0),
-    KnownConversion("temp", "°F", "°C", 5 / 9, -160 / 9),
-    KnownConversion("pressure|druck|systol|diastol|^[sd]?bp", "kPa", "mmHg", 7.501),
-    KnownConversion("weight|gewicht|mass", "lb", "kg", 0.4536),
-    KnownConversion("weight|gewicht|mass", "kg", "g", 1000.0),
-    KnownConversion("height|length|gr(ö|oe)sse|größe", "in", "cm", 2.54),
-    KnownConversion("height|length|gr(ö|oe)sse|größe", "m", "cm", 100.0),
-    KnownConversion("age|alter", "months", "years", 1 / 12),
-    KnownConversion("age|alter|time|duration|stay|days", "years", "days", 365.25),
-    KnownConversion("time|duration|stay|days", "days", "hours", 24.0),
-)
-MUCH = 8.0
-"""Ratio of medians that is called an order of magnitude."""
-NEAR = 0.1
-"""Relative distance of a ratio of medians from a factor that it may be."""
-
-
-def known_factor(column: str, other_unit: str, unit: str) -> str:
-    """The factor of a common conversion, as text for a message; "18.02" as an example if the units
-    of this column are not known.
+    Args:
+        parties: the parties that may have another unit.
+        column: the column.
+        spread: the parties' median, and between which numbers it must be after the conversion.
     """
-    for conversion in CONVERSIONS:
-        units = (conversion.other_unit, conversion.unit)
-        if not re.search(conversion.columns, column, re.IGNORECASE) or conversion.offset:
-            continue
-        if units == (other_unit, unit):
-            return f"{conversion.factor:.4g}"
-        if units == (unit, other_unit):
-            return f"{1 / conversion.factor:.4g}"
-    return "18.02"
-
-
-def _unit_guess(party: str, column: Column, middle: float, low: float, high: float) -> str:
-    """Which common unit would explain a party's median, and what to type; "" if none.
-
-    After the conversion, the median must be between `low` and `high`.
-    """
-    for conversion in CONVERSIONS:
-        if not re.search(conversion.columns, column.name, re.IGNORECASE):
-            continue
-        for other_unit, unit, factor, offset in (
-            (conversion.other_unit, conversion.unit, conversion.factor, conversion.offset),
-            (
-                conversion.unit,
-                conversion.other_unit,
-                1 / conversion.factor,
-                -conversion.offset / conversion.factor,
-            ),
-        ):
-            if not low <= middle * factor + offset <= high:
-                continue
-            rule: float | list[float] = float(f"{factor:.4g}")
-            if offset:
-                rule = [float(f"{factor:.4g}"), float(f"{offset:.4g}")]
-            numbers = f"{rule:g}" if isinstance(rule, float) else f"{rule[0]:g},{rule[1]:g}"
-            entry = {"parties": {party: {"units": {column.name: other_unit}}}}
-            return (
-                f"{other_unit} instead of {unit}? To convert it, say --unit"
-                f" '{column.name}={unit}' --unit '{party}:{column.name}={other_unit}' --convert"
-                f" '{column.name}:{other_unit}={numbers}', or write"
-                f" {_in_schema({'unit': unit, 'convert': {other_unit: rule}})} in its column of the"
-                f" schema, and {_in_schema(entry)}."
-            )
-    return ""
-
-
-def _ratio_guess(ratio: float) -> str:
-    """What a ratio of medians may come from, for columns whose names say nothing."""
-    ratio = max(ratio, 1 / ratio)
-    for conversion in CONVERSIONS:
-        factor = max(conversion.factor, 1 / conversion.factor)
-        if not conversion.offset and factor > 2 and abs(ratio / factor - 1) < NEAR:
-            return (
-                f"about {ratio:.3g} times, as between {conversion.other_unit} and {conversion.unit}"
-            )
-    return f"about {ratio:.3g} times" if ratio >= MUCH else ""
+    guess = find_conversion(column.name, spread)
+    if guess is None:
+        return ""
+    rule: float | list[float] = float(f"{guess.factor:.4g}")
+    if guess.offset:
+        rule = [float(f"{guess.factor:.4g}"), float(f"{guess.offset:.4g}")]
+    numbers = f"{rule:g}" if isinstance(rule, float) else f"{rule[0]:g},{rule[1]:g}"
+    notations = {party: {"units": {column.name: guess.other_unit}} for party in parties}
+    units = " ".join(f"--unit '{party}:{column.name}={guess.other_unit}'" for party in parties)
+    in_column = {"unit": guess.unit, "convert": {guess.other_unit: rule}}
+    return (
+        f"{guess.other_unit} instead of {guess.unit}? To convert it, say --unit"
+        f" '{column.name}={guess.unit}' {units} --convert"
+        f" '{column.name}:{guess.other_unit}={numbers}', or write {_in_schema(in_column)} in its"
+        f" column of the schema, and {_in_schema({'parties': notations})}."
+    )
 
 
 def unit_warnings(schema: Schema, parties: Parties) -> list[str]:
-    """Warnings about columns whose median at one party is outside the ranges of all others.
+    """Warnings about columns whose median at one party is outside the ranges of all others, or
+    whose medians fall into groups of parties (`unit_groups`).
 
-    The party may use another unit, or have a different population. A label that is a number is
+    The parties may use another unit, or have a different population. A label that is a number is
     looked at as well.
     """
     columns = {column.name: column for column in schema.columns}
-    ranges: dict[str, dict[str, tuple[float, float, float]]] = {}
+    ranges: dict[str, dict[str, Spread]] = {}
     for party, rows in parties.items():
         numbers = _numbers(schema, rows.x)
         if not schema.classes:
             numbers[schema.label] = rows.y.astype(np.float32)
         for name, values in numbers.items():
-            if (quantiles := percentiles(_without_codes(values))) is not None:
+            if (quantiles := percentiles(without_codes(values))) is not None:
                 ranges.setdefault(name, {})[party] = quantiles
     return [
         sentence
@@ -362,28 +324,129 @@ def unit_warnings(schema: Schema, parties: Parties) -> list[str]:
     ]
 
 
-def _range_warnings(column: Column, parties: Mapping[str, tuple[float, float, float]]) -> list[str]:
+def _range_warnings(column: Column, parties: Mapping[str, Spread]) -> list[str]:
     """Warnings about the percentiles of one column at several parties."""
+    groups = unit_groups(column.name, parties)
+    is_single_outlier = len(groups) == 2 and min(map(len, groups)) == 1
+    if len(groups) > 1 and not is_single_outlier and max(map(len, groups)) > 1:
+        return _group_warnings(column, parties, groups)
     warnings = []
     for party, (_, middle, _) in parties.items():
         others = [found for other, found in parties.items() if other != party]
         if not others:
             continue
-        low, high = min(low for low, _, _ in others), max(high for _, _, high in others)
-        if low <= middle <= high:
+        usual = common_spread(others)
+        if usual.low <= middle <= usual.high:
             continue
-        center = float(np.median([other_middle for _, other_middle, _ in others]))
-        guess = _unit_guess(party, column, middle, low, high)
-        if not guess:
-            ratio = _ratio_guess(middle / center) if middle * center > 0 else ""
-            guess = f"{ratio}: another unit?" if ratio else "another unit?"
+        guess = _unit_guess([party], column, usual._replace(middle=middle)) or _ratio_guess(
+            middle, usual.middle
+        )
+        if middle == 0:  # no unit makes other numbers 0
+            guess = (
+                "does 0 mean missing? If so, say"
+                f" --missing '{party}:{column.name}=0'; or is it another unit?"
+            )
         unit = f" {column.unit}" if column.unit else ""
         warnings.append(
-            f"{column.name} is about {middle:g}{unit} at {party}, but between {low:g} and"
-            f" {high:g} elsewhere: {guess}"
+            f"{column.name} is about {middle:g}{unit} at {party}, but between {usual.low:g} and"
+            f" {usual.high:g} elsewhere: {guess}"
         )
     # Two parties differ from each other: one sentence says it.
     return warnings if len(parties) > 2 else sorted(warnings, key=lambda text: -len(text))[:1]
+
+
+def _group_warnings(
+    column: Column, parties: Mapping[str, Spread], groups: Sequence[Sequence[str]]
+) -> list[str]:
+    """Warnings about groups of parties that may have different units.
+
+    The unit of most parties is taken for the common one.
+    """
+    most = max(groups, key=len)
+    usual = common_spread([parties[name] for name in most])
+    unit = f" {column.unit}" if column.unit else ""
+    warnings = []
+    for group in groups:
+        if group == most:
+            continue
+        middle = common_spread([parties[name] for name in group]).middle
+        guess = _unit_guess(group, column, usual._replace(middle=middle)) or _ratio_guess(
+            middle, usual.middle
+        )
+        warnings.append(
+            f"{column.name} is about {middle:.4g}{unit} at {join_names(group)}, but about"
+            f" {usual.middle:.4g} at {join_names(most)} (numbers cannot show which side is right):"
+            f" {guess}"
+        )
+    return warnings
+
+
+def _ratio_guess(middle: float, usual: float) -> str:
+    """What the ratio of two medians may come from, for columns whose names say nothing."""
+    ratio = ratio_text(middle / usual) if middle * usual > 0 else ""
+    return f"{ratio}: another unit?" if ratio else "another unit?"
+
+
+def median_warnings(schema: Schema, parties: Parties) -> list[str]:
+    """Warnings about numbers far from the rounded medians in the schema, of the parties that
+    described their tables.
+    """
+    warnings = []
+    columns = {column.name: column for column in schema.columns if column.rounded_medians}
+    for party, rows in parties.items():
+        for name, values in _numbers(schema, rows.x).items():
+            quantiles = percentiles(without_codes(values)) if name in columns else None
+            if quantiles is None or quantiles.middle <= 0:
+                continue
+            (low, high), own = columns[name].rounded_medians, round_median(quantiles.middle)
+            is_below = own < low and rounded_medians_differ(name, own, low)
+            if is_below or (own > high and rounded_medians_differ(name, high, own)):
+                spread = Spread(low / 2, quantiles.middle, high * 2)
+                guess = _unit_guess([party], columns[name], spread) or _ratio_guess(
+                    quantiles.middle, low if is_below else high
+                )
+                warnings.append(
+                    f"{name} is about {quantiles.middle:.4g} at {party}, far from the medians in"
+                    f" the schema, {_median_range(low, high)}: {guess}"
+                )
+    return warnings
+
+
+def _median_range(low: float, high: float) -> str:
+    """Rounded medians, for a message."""
+    return f"about {low:g}" if low == high else f"about {low:g} to {high:g}"
+
+
+def described_median_warnings(medians: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Warnings about units of parties that have described their tables.
+
+    Args:
+        medians: by column, then by party: the rounded median in the common unit.
+    """
+    warnings = []
+    for name, by_party in medians.items():
+        groups: list[list[str]] = []
+        for party in sorted(by_party, key=lambda party: by_party[party]):
+            last = by_party[groups[-1][-1]] if groups else 0.0
+            if not groups or rounded_medians_differ(name, last, by_party[party]):
+                groups.append([])
+            groups[-1].append(party)
+        most = max(groups, key=len, default=[])
+        for group in groups:
+            if group == most:
+                continue
+            middle = common_spread([Spread(*[by_party[party]] * 3) for party in group]).middle
+            usual = [by_party[party] for party in most]
+            spread = Spread(min(usual) / 2, middle, max(usual) * 2)
+            guess = _unit_guess(group, Column(name, "number"), spread) or _ratio_guess(
+                middle, usual[0]
+            )
+            warnings.append(
+                f"the median of {name} is about {middle:g} at {join_names(group)}, but"
+                f" {_median_range(min(usual), max(usual))} at {join_names(most)} (rounded to powers"
+                f" of two; numbers cannot show which side is right): {guess}"
+            )
+    return warnings
 
 
 FAR_MEDIAN = 3.0
@@ -403,13 +466,13 @@ def constant_warnings(schema: Schema, parties: Parties) -> list[str]:
             column = columns[name]
             constants = f"the schema's mean {column.mean:g} and standard deviation {column.std:g}"
             distances = np.abs(values - column.mean) / column.std
-            quantiles = percentiles(_without_codes(values))
+            quantiles = percentiles(without_codes(values))
             if quantiles is None:
                 continue
             middle = quantiles[1]
             if abs(middle - column.mean) > FAR_MEDIAN * column.std:
                 low, high = column.mean - 2 * column.std, column.mean + 2 * column.std
-                guess = _unit_guess(party, column, middle, low, high)
+                guess = _unit_guess([party], column, Spread(low, middle, high))
                 warnings.append(
                     f"{name} is about {middle:g} at {party}, far from {constants}:"
                     f" {guess or 'another unit?'}"
@@ -567,10 +630,7 @@ def described_word_warnings(descriptions: Mapping[str, Schema], common: Schema) 
 def differing_word_warnings(column: str, parties: Mapping[str, Set[str]]) -> list[str]:
     """Warnings about the words of one column at several parties."""
     present = {party: words for party, words in parties.items() if words}
-    if len(present) < 2:
-        return []
-    replaced = differing_words(present, column)
-    mapping = {word: meaning for words in replaced.values() for word, meaning in words.items()}
+    mapping = differing_words(present, column)
     if mapping:
         return [
             f"{column} is {_list_words(present)}: if words mean the same, say"
@@ -582,7 +642,7 @@ def differing_word_warnings(column: str, parties: Mapping[str, Set[str]]) -> lis
         for party, words in present.items()
         if not any(words & others for name, others in present.items() if name != party)
     ]
-    if not apart:
+    if len(present) < 2 or not apart:
         return []
     return [
         f"{column} is {_list_words(present)}, without a word in common at {join_names(apart)}: if"
@@ -678,37 +738,32 @@ MOST_RENAMED = 3
 
 
 def check_label_words(label: str, parties: Mapping[str, Set[str]]) -> None:
-    """Refuse label words of one party that seem to be other words for other parties' classes.
+    """Refuse label words that seem to be other words for the same classes.
 
-    They seem so if a party
-    - has a word that looks like one of the others', which it does not have: another spelling, an
-      abbreviation, a translation, or the label's own name;
-    - has no word in common with any other party, and there are more than two words in all;
-    - has a word of its own instead of one of the two words that all others together have.
+    They seem so if
 
-    Numbers and words that only one party has besides the others' are classes: `class_warnings`.
+    - a word looks like one that no party has beside it: another spelling, an abbreviation, a
+      translation, or the label's own name; or if a party mixes two such notations;
+    - the parties fall into groups that share no class, or one at most (`parties_apart`).
+
+    Numbers, and words that some parties have besides the others', are classes: `class_warnings`.
 
     Raises:
         UsageError: if there are such words; it says what to type.
     """
-    all_words = set().union(*parties.values())
-    if len(parties) < 2 or all(word.isdecimal() for word in all_words):
+    if all(word.isdecimal() for words in parties.values() for word in words):
         return
-    replaced = differing_words(parties, label)
-    suspects = set(replaced)
-    for party, words in parties.items():
-        others = set().union(*(them for name, them in parties.items() if name != party))
-        has_own = bool(words - others)
-        is_apart = not words & others and len(all_words) > 2
-        if is_apart or (has_own and len(others) == 2 and not others <= words):
-            suspects.add(party)
-    if not suspects:
+    mapping = differing_words(parties, label)
+    replaced = {
+        party: {mapping.get(word, word) for word in words} for party, words in parties.items()
+    }
+    if groups := parties_apart(replaced):  # what their words stand for is left to the user
+        *larger, smallest = sorted(groups, key=len, reverse=True)
+        others = set().union(*(replaced[party] for group in larger for party in group))
+        own_words = set().union(*(replaced[party] for party in smallest)) - others
+        mapping |= dict.fromkeys(sorted(own_words), "...")
+    if not mapping:
         return
-    mapping = {word: meaning for words in replaced.values() for word, meaning in words.items()}
-    if not mapping:  # what the words stand for is left to the user
-        last = max(suspects, key=list(parties).index)
-        others = set().union(*(them for name, them in parties.items() if name != last))
-        mapping = dict.fromkeys(sorted(set(parties[last]) - others), "...")
     raise UsageError(
         f"The label {label!r} is {_list_words(parties)}: say which words mean the same, as in"
         f" {_word_options(label, mapping)} (in the schema"
@@ -717,28 +772,75 @@ def check_label_words(label: str, parties: Mapping[str, Set[str]]) -> None:
     )
 
 
-def class_warnings(schema: Schema, parties: Parties) -> list[str]:
-    """Warnings about classes that only one party has."""
-    if len(parties) < 2 or len(schema.classes) < 3:
+def differing_class_warnings(parties: Mapping[str, Set[str]]) -> list[str]:
+    """A warning about classes of arrays or pictures that may be the same in other words."""
+    if not differing_words(parties) and not parties_apart(parties):
         return []
-    present = {party: set(rows.y.tolist()) for party, rows in parties.items()}
+    return [
+        f"the labels are {_list_words(parties)}: if words mean the same, use one word in all files."
+    ]
+
+
+def class_warnings(schema: Schema, parties: Parties) -> list[str]:
+    """Warnings about classes that only some parties have."""
+    classes = schema.classes
+    if len(classes) < 3:
+        return []
+    return class_word_warnings(
+        schema.label,
+        {party: {classes[k] for k in rows.y.tolist()} for party, rows in parties.items()},
+    )
+
+
+def described_class_warnings(descriptions: Mapping[str, Schema], common: Schema) -> list[str]:
+    """The same as `class_warnings`, of parties that have described their tables.
+
+    Numbers are left out: a description has all numbers up to the largest one.
+    """
+    if len(common.classes) < 3 or all(word.isdecimal() for word in common.classes):
+        return []
+    fold = fold_case if common.merge_case else str
+    names = {fold(word): word for word in common.classes}
+    return class_word_warnings(
+        common.label,
+        {
+            party: {names.get(fold(word), word) for word in schema.classes}
+            for party, schema in descriptions.items()
+        },
+    )
+
+
+def class_word_warnings(label: str, parties: Mapping[str, Set[str]]) -> list[str]:
+    """Warnings about the classes of several parties, three or more in all."""
+    if len(parties) < 2:
+        return []
     warnings = []
-    for party, classes in present.items():
-        others = [them for name, them in present.items() if name != party]
+    for party, classes in parties.items():
+        others = [them for name, them in parties.items() if name != party]
         own = sorted(classes - set().union(*others))
         if not own:
             continue
-        absent = sorted(set.intersection(*others) - classes)
-        names = join_names([repr(schema.classes[k]) for k in own], 6)
+        absent = sorted(set.intersection(*map(set, others)) - classes)
+        names = join_names([repr(word) for word in own], 6)
         if absent:
-            lacks = join_names([repr(schema.classes[k]) for k in absent], 6)
+            lacks = join_names([repr(word) for word in absent], 6)
             warnings.append(
                 f"only {party} has the label {names}, and it never has {lacks}, which all others"
-                f" have: if they are the same, say so, as in --word"
-                f" '{schema.label}:{schema.classes[own[0]]}={schema.classes[absent[0]]}'."
+                f" have: if they are the same, say so, as in --word '{label}:{own[0]}={absent[0]}'."
             )
         else:
             warnings.append(f"only {party} has the label {names}: is it a class of its own?")
+    counts = Counter(word for classes in parties.values() for word in classes)
+    usual = {word for word, count in counts.items() if 2 * count > len(parties)}
+    rare = sorted(word for word, count in counts.items() if word not in usual and count > 1)
+    if len(usual) == 2 and rare:
+        places = [party for party, classes in parties.items() if classes & set(rare)]
+        names = join_names([repr(word) for word in rare], 6)
+        warnings.append(
+            f"most parties have the labels {join_names(map(repr, sorted(usual)))} only, but"
+            f" {join_names(places, 6)} also {names}: {len(usual | set(rare))} classes? If words"
+            f" mean the same, say so, as in --word '{label}:{rare[0]}={sorted(usual)[0]}'."
+        )
     return warnings
 
 
@@ -793,7 +895,12 @@ def _pairs_by_chance(columns: list[NDArray[np.int64]]) -> float:
     return comb(rows, 2) * float(np.prod(chances))
 
 
-def duplicate_warnings(schema: Schema, parties: Parties, copies_stay_together: bool) -> list[str]:
+def duplicate_warnings(
+    schema: Schema,
+    parties: Parties,
+    copies_stay_together: bool = True,
+    shared_stay_together: bool = True,
+) -> list[str]:
     """Warnings about rows that a party has twice, or that two parties have in common."""
     warnings = []
     effect = (
@@ -813,7 +920,7 @@ def duplicate_warnings(schema: Schema, parties: Parties, copies_stay_together: b
                 f" (counted below the header): {effect}; if they are mistakes, import with"
                 " --drop-copies."
             )
-    return [*warnings, *_shared_row_warnings(schema, parties)]
+    return [*warnings, *_shared_row_warnings(schema, parties, shared_stay_together)]
 
 
 def _first_copy(copies: Ints) -> tuple[int, int]:
@@ -825,13 +932,62 @@ def _first_copy(copies: Ints) -> tuple[int, int]:
     raise ValueError("there is no copy")
 
 
-def _shared_row_warnings(schema: Schema, parties: Parties) -> list[str]:
+FEW_PAIRS = 0.05
+"""Identical rows of two parties that chance may explain."""
+
+
+def _pooled_contents(schema: Schema, parties: Parties) -> Ints | None:
+    """The number of each row's content over all parties; None if rows are alike by chance.
+
+    They are so if `FEW_PAIRS` pairs of identical rows were expected of independent columns: a
+    coincidence would move rows of a party in its split. What the columns are like is estimated from
+    different rows, so that a file that is there twice is noticed.
+    """
+    columns = np.stack(_row_values(schema, _pool(parties)))
+    _, first, contents = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    if len(parties) < 2:
+        return None
+    pairs = len(first) * (len(first) - 1)
+    chances = [  # one more pair than there is, as few rows say little
+        float(np.sum(counts * (counts - 1.0)) + 1) / (pairs + 1)
+        for counts in (np.bincount(values) for values in columns[:, first])
+    ]
+    if comb(columns.shape[1], 2) * float(np.prod(chances)) >= FEW_PAIRS:
+        return None
+    return contents.ravel()
+
+
+def number_shared_rows(schema: Schema, parties: Parties) -> Ints | None:
+    """The number of each row's content over all parties, from 0 in the order of the first rows.
+
+    Only rows that several parties have get one number. None if there are no such rows, or if rows
+    are alike by chance (see `number_copies`).
+    """
+    contents = _pooled_contents(schema, parties)
+    if contents is None:
+        return None
+    owner = np.repeat(np.arange(len(parties)), [len(rows.y) for rows in parties.values()])
+    first_owner, last_owner = np.full((2, len(owner)), -1)
+    first_owner[contents[::-1]] = owner[::-1]
+    last_owner[contents] = owner
+    is_shared = (first_owner != last_owner)[contents]
+    is_shared &= np.bincount(contents)[contents] <= MOST_COPIES
+    if not is_shared.any():
+        return None
+    own_numbers = len(owner) + np.arange(len(owner))
+    return number_patients(np.where(is_shared, contents, own_numbers))
+
+
+def _shared_row_warnings(schema: Schema, parties: Parties, stay_together: bool) -> list[str]:
     """Warnings about rows that two parties have in common."""
-    pooled = _pool(parties)
-    columns = _row_values(schema, pooled)
-    if len(parties) < 2 or _pairs_by_chance(columns) >= 1:
+    numbers = _pooled_contents(schema, parties)
+    if numbers is None:
         return []
-    numbers = np.unique(np.stack(columns), axis=1, return_inverse=True)[1].ravel()
+    effect = (
+        "a simulation keeps them in the same part of a split at both, which sites cannot"
+        if stay_together
+        else "one may train on what the other one is tested on"
+    )
     owner: dict[int, str] = {}
     counts: dict[tuple[str, str], int] = {}
     ends = np.cumsum([len(rows.y) for rows in parties.values()])[:-1]
@@ -841,6 +997,6 @@ def _shared_row_warnings(schema: Schema, parties: Parties) -> list[str]:
                 counts[first, party] = counts.get((first, party), 0) + 1
     return [
         f"{_rows(count)} of {party} {'is' if count == 1 else 'are'} identical to rows of {first}:"
-        " the same people?"
+        f" the same people? If so, {effect}."
         for (first, party), count in counts.items()
     ]

@@ -32,6 +32,7 @@ from comity.data.schema import (
     apply_options,
     check_known_columns,
     check_labelled,
+    convert_medians,
     describe_table,
     encode_labels,
     find_label,
@@ -42,11 +43,16 @@ from comity.data.schema import (
 )
 from comity.data.table_checks import (
     SEVERAL_ROWS,
+    Parties,
     PartyRows,
     check_tables,
+    described_class_warnings,
     described_column_warnings,
+    described_median_warnings,
     described_word_warnings,
+    duplicate_warnings,
     first_copies,
+    value_warnings,
 )
 from comity.errors import ErrorCollector, UsageError, UsageErrors, unknown
 from comity.text import join_names
@@ -115,9 +121,48 @@ def common_schema(
     warnings = [
         *described_word_warnings(descriptions, schema),
         *described_column_warnings(descriptions),
+        *described_class_warnings(descriptions, schema),
+        # Of tables alone, `value_warnings` compares the numbers themselves.
+        *(described_median_warnings(_medians_by_column(descriptions, schema)) if parties else ()),
         *repeated_person_warnings(schema, tables),
+        *_described_value_warnings(schema, tables),
     ]
     return CommonSchema(schema, warnings)
+
+
+def _medians_by_column(
+    descriptions: Mapping[str, Schema], common: Schema
+) -> dict[str, dict[str, float]]:
+    """By column, then by party with a description of its own: the rounded median."""
+    columns = {fold_case(column.name): column for column in common.columns}
+    medians: dict[str, dict[str, float]] = {}
+    for party, schema in descriptions.items():
+        for column in schema.columns:
+            if (target := columns.get(fold_case(column.name))) and column.rounded_medians:
+                low_and_high = convert_medians(column, target).rounded_medians
+                if low_and_high and low_and_high[0] == low_and_high[1]:
+                    medians.setdefault(target.name, {})[party] = low_and_high[0]
+    return medians
+
+
+def _described_value_warnings(schema: Schema, tables: Mapping[str, RawTable]) -> list[str]:
+    """The warnings of an import about values and copies, of tables that are only described."""
+    errors = ErrorCollector()
+    labelled = drop_unlabelled(tables, schema, errors).tables
+    parties: dict[str, PartyRows] = {}
+    for name, table in labelled.items():
+        with errors.collect():
+            own_schema = schema.at(name)
+            x, y = _encode_rows(own_schema, table, strict=False), encode_labels(own_schema, table)
+            parties[name] = PartyRows(x, y, table.rows)
+    errors.check()
+    if not parties:
+        return []
+    in_files = _rows_in_file_units(schema, labelled, parties, strict=False)
+    return [
+        *value_warnings(schema, parties, in_files),
+        *duplicate_warnings(schema, parties),
+    ]
 
 
 def repeated_person_warnings(schema: Schema, tables: Mapping[str, RawTable]) -> list[str]:
@@ -424,14 +469,21 @@ def encode_tables(
     if not checks:
         return EncodedTables(x, y, warnings, kept_rows)
     parties = {name: PartyRows(x[name], y[name], table.rows) for name, table in tables.items()}
-    in_files = None
-    if any(column.convert for column in schema.columns):
-        unconverted = _without_conversions(schema)
-        in_files = {
-            name: PartyRows(_encode_rows(unconverted.at(name), table, strict), y[name], table.rows)
-            for name, table in tables.items()
-        }
+    in_files = _rows_in_file_units(schema, tables, parties, strict)
     return EncodedTables(x, y, [*warnings, *check_tables(schema, parties, in_files)], kept_rows)
+
+
+def _rows_in_file_units(
+    schema: Schema, tables: Mapping[str, RawTable], parties: Parties, strict: bool
+) -> Parties | None:
+    """The parties' rows with the numbers of their files; None if no number is converted."""
+    if not any(column.convert for column in schema.columns):
+        return None
+    unconverted = _without_conversions(schema)
+    return {
+        name: rows._replace(x=_encode_rows(unconverted.at(name), tables[name], strict))
+        for name, rows in parties.items()
+    }
 
 
 def _check_has_values(schema: Schema, table: RawTable, x: NDArray[np.float32]) -> None:

@@ -6,7 +6,6 @@ The answers are guesses for messages. Nothing is replaced before a user has said
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Set
 
 from comity.data.preparation import fold_case
@@ -104,28 +103,121 @@ def match_words(words: Set[str], others: Set[str], column: str = "") -> dict[str
     return dict(sorted(matches.items()))
 
 
-def differing_words(parties: Mapping[str, Set[str]], column: str = "") -> dict[str, dict[str, str]]:
-    """By party: words that only this party has and what they may stand for at other parties.
+def mixed_words(words: Set[str], frequency: Mapping[str, int], column: str = "") -> dict[str, str]:
+    """Words of one party, and the words of the same party that they may stand for.
 
-    A word stands for another one only if the party does not have that one as well. The words of
-    most parties are the ones that others stand for; of two parties, the longer words.
+    Different words of one party mostly have different meanings. They are taken for one meaning
+    only if two meanings are written in two ways (f and female beside m and male), if one word
+    abbreviates the other (y beside yes), or if one is the column's own name (Readmitted beside
+    yes). The more frequent word is the one that the other stands for.
+
+    Examples:
+        >>> mixed_words({"f", "m", "female", "male"}, {})
+        {'f': 'female', 'm': 'male'}
+        >>> mixed_words({"absent", "negative", "positive"}, {})
+        {}
     """
-    counts = Counter(word for words in parties.values() for word in words)
-    replaced: dict[str, dict[str, str]] = {}
-    # From the party whose words are the least frequent to the one whose are the most.
-    order = sorted(
-        parties,
-        key=lambda name: (
-            max((counts[word] for word in parties[name]), default=0),
-            sum(map(len, parties[name])),
-        ),
+    groups = [{word for word in words if _plain(word) in meaning} for meaning in MEANINGS]
+    several = [group for group in groups if len(group) > 1]
+    is_second_notation = len(several) > 1
+    meanings: dict[str, str] = {}
+    for group in several:
+        shared = set().union(*(other for other in several if other is not group))
+        target = max(group - shared or group, key=lambda word: (frequency.get(word, 0), len(word)))
+        meanings |= {
+            word: target
+            for word in group - shared - {target}
+            if is_second_notation or _is_short_form(_plain(word), _plain(target))
+        }
+    for group, meaning in ((groups[MEANINGS.index(YES)], YES), (groups[MEANINGS.index(NO)], NO)):
+        named = {w for w in words if _plain(w) not in meaning and meaning in _meanings(w, column)}
+        if group and len(named) == 1:
+            target = max(group - meanings.keys(), key=lambda word: frequency.get(word, 0))
+            meanings[named.pop()] = target
+    return dict(sorted(meanings.items()))
+
+
+def _is_short_form(word: str, other: str) -> bool:
+    """Whether one of two words is the first letter of the other, or an abbreviation of it."""
+    short, long = sorted((word, other), key=len)
+    # None is no abbreviation by no.
+    return (
+        long.startswith(short) if len(short) == 1 else len(short) > 2 and _abbreviates(short, long)
     )
-    remaining = {name: set(words) for name, words in parties.items()}
-    for party in order:
-        others = set().union(*(words for name, words in remaining.items() if name != party))
-        own_words = {word for word in parties[party] if word not in others}
-        matches = match_words(own_words, others - parties[party], column)
-        if matches:
-            replaced[party] = matches
-            remaining[party] = {matches.get(word, word) for word in parties[party]}
-    return {party: replaced[party] for party in parties if party in replaced}
+
+
+def differing_words(parties: Mapping[str, Set[str]], column: str = "") -> dict[str, str]:
+    """Words, and the other words of the column that they may stand for.
+
+    A word stands for another one only if no party has both, or if a party mixes two notations
+    (`mixed_words`). The words of most parties are the ones that others stand for; of words that are
+    equally frequent, the longer ones.
+
+    Examples:
+        >>> parties = {"a": {"male", "female"}, "b": {"m", "w"}, "c": {"m", "w"}}
+        >>> differing_words(parties | {"d": {"male", "female"}, "e": {"male"}})
+        {'m': 'male', 'w': 'female'}
+    """
+    parties_of: dict[str, set[str]] = {}
+    for party, words in parties.items():
+        for word in words:
+            parties_of.setdefault(word, set()).add(party)
+
+    meanings: dict[str, str] = {}
+
+    def replace_word(word: str, meaning: str) -> None:
+        meanings.update({other: meaning for other, old in meanings.items() if old == word})
+        meanings[word] = meaning
+        parties_of[meaning] |= parties_of.pop(word)
+
+    for words in parties.values():
+        present = {word for word in words if word in parties_of}
+        frequency = {word: len(parties_of[word]) for word in present}
+        for word, meaning in mixed_words(present, frequency, column).items():
+            replace_word(word, meaning)
+
+    def words_only_at(names: Set[str]) -> set[str]:
+        return {word for word, places in parties_of.items() if places <= names}
+
+    # From words of the fewest parties to those of the most.
+    groups_of_parties = sorted(
+        {frozenset(places) for places in parties_of.values()},
+        key=lambda names: (len(names), sum(map(len, words_only_at(names))), sorted(names)),
+    )
+    for names in groups_of_parties:
+        others = {word for word, places in parties_of.items() if not places & names}
+        for word, meaning in match_words(words_only_at(names), others, column).items():
+            if len(parties_of[word]) <= len(parties_of[meaning]):
+                replace_word(word, meaning)
+    return dict(sorted(meanings.items()))
+
+
+def parties_apart(parties: Mapping[str, Set[str]]) -> list[list[str]]:
+    """Groups of parties whose classes may be the same in other words; empty if there are none.
+
+    The groups have no word in common, or one word that all parties with several words have: no,
+    yes at some parties but no, Readmitted at others.
+
+    Examples:
+        >>> parties_apart({"a": {"yes", "no"}, "b": {"no"}, "c": {"1st", "2nd"}, "d": {"1st"}})
+        [['a', 'b'], ['c', 'd']]
+        >>> parties_apart({"a": {"I", "II"}, "b": {"II", "III"}, "c": {"III", "I"}})
+        []
+    """
+    if len(set().union(*parties.values())) <= 2:
+        return []
+    with_several = [set(words) for words in parties.values() if len(words) > 1]
+    of_all = set.intersection(*with_several) if with_several else set()
+    for shared in (set[str](), *({word} for word in sorted(of_all))):
+        groups: list[list[str]] = []
+        for party, words in parties.items():
+            if not words - shared:
+                continue
+            near = [
+                group for group in groups if any((parties[name] & words) - shared for name in group)
+            ]
+            groups = [group for group in groups if group not in near]
+            groups.append([*(name for group in near for name in group), party])
+        if len(groups) > 1:
+            return sorted(sorted(group, key=list(parties).index) for group in groups)
+    return []

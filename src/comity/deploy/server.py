@@ -561,12 +561,12 @@ def _write_first_files(
 def read_parties(run: RunFolder) -> dict[str, Introduced]:
     """The descriptions of the sites when a run began, by name."""
     try:
-        return {name: _introduced(**site) for name, site in run.read_parties().items()}
+        return {name: _introduced(site) for name, site in run.read_parties().items()}
     except (ValueError, TypeError, KeyError, AttributeError) as why:
         raise ComityError(f"{run.parties} cannot be read: it is damaged.") from why
 
 
-def _introduced(info: dict[str, Any], signed_key: dict[str, Any] | None, **rest: Any) -> Introduced:
-    return Introduced(
-        PartyInfo(**info), signed_key=SignedKey(**signed_key) if signed_key else None, **rest
-    )
+def _introduced(content: Mapping[str, Any]) -> Introduced:
+    key = content["signed_key"]
+    parts = {"said": PartyInfo(**content["said"]), "signed_key": SignedKey(**key) if key else None}
+    return Introduced(**{**content, **parts})

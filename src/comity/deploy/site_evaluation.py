@@ -21,7 +21,7 @@ from comity.deploy.site_store import runs_of, write_view
 from comity.errors import UsageError, quote
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.names import SOLO
+from comity.names import OWN_MODEL, OWN_MODELS, SOLO
 from comity.runs.evaluation import figures, further_figures
 from comity.runs.folder import RunFolder
 from comity.wire.codec import decode
@@ -58,7 +58,7 @@ class SiteEvaluation:
             write_view(self._run.folder.path, content, after)
         if head.final and evaluation.answers is not None:
             self._run.folder.write_outcomes({self._run.party: evaluation.answers})
-            evaluation = replace(evaluation, gained=self._gain_over_solo())
+            evaluation = replace(evaluation, gained=self._gain_over_own_model())
         return self._allowed(evaluation, policy, head.round, "evaluate")
 
     def evaluate_alone(self, head: messages.EvaluateAlone, policy: SitePolicy) -> Evaluation:
@@ -111,17 +111,18 @@ class SiteEvaluation:
         for name, figure in further_figures(evaluation, metric) if final else ():
             yield Note(round, self._run.party, "test", name, figure)
 
-    def _gain_over_solo(self) -> Gained | None:
-        """The gain over the site's newest SOLO run with the same settings on the same data.
+    def _gain_over_own_model(self) -> Gained | None:
+        """The gain over what the site has alone: the newest run of SOLO, or of its own model, with
+        the same settings on the same data. A comparison with plain models runs both, first SOLO.
 
-        None if there is no such run, or if this run is itself one.
+        None if there is no such run, or if this run is itself without exchange.
         """
-        solo_runs = [
-            run for run in runs_of(self._run.at) if run.is_finished and self._is_solo_baseline(run)
-        ]
-        if not solo_runs or self._run.experiment.algorithm == SOLO:
+        if self._run.experiment.algorithm in (SOLO, *OWN_MODELS):
             return None
-        newest = max(solo_runs, key=lambda run: run.summary.stat().st_mtime)
+        alone = [run for run in runs_of(self._run.at) if run.is_finished and self._is_baseline(run)]
+        if not alone:
+            return None
+        newest = max(alone, key=lambda run: run.summary.stat().st_mtime)
         by_party = gains(
             self._run.folder.path, newest.path, self._run.active.server_run.metric.name
         )
@@ -129,7 +130,7 @@ class SiteEvaluation:
             return None
         return Gained(*(getattr(by_party[0], f.name) for f in fields(Gained)))
 
-    def _is_solo_baseline(self, run: RunFolder) -> bool:
+    def _is_baseline(self, run: RunFolder) -> bool:
         method_settings = {
             "algorithm",
             "set",
@@ -141,7 +142,7 @@ class SiteEvaluation:
             exclude=method_settings
         ) == self._run.experiment.model_dump(exclude=method_settings)
         return (
-            experiment.algorithm == SOLO
+            experiment.algorithm in (SOLO, OWN_MODEL)
             and same_settings
             and run.read_environment()["fingerprint"] == self._run.introduced.digest
         )

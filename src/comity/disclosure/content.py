@@ -51,7 +51,7 @@ ATTACK_HEADS = (
     "Guessing gives",
     "So it is",
 )
-SCHEMA_HEADS = ("Column", "Kind", "Words", "Constants")
+SCHEMA_HEADS = ("Column", "Kind", "Words", "Constants or medians")
 RUN_HEADS = ("Run", "Method", "Bytes that left", "Evaluations", f"Epsilon at delta {DELTA:g}")
 MEASURES = {
     "AUC": "how often a record that was trained on is told from one that was not",
@@ -502,6 +502,12 @@ def _before_training_section(source: Source, values: list[SentValue]) -> Section
             "Everybody in the federation has what this table shows. A word that occurs at one party"
             " only tells the others that somebody has it."
         )
+        if any(column.rounded_medians for column in source.schema.columns):
+            section.say(
+                "Of columns of numbers it has the lowest and the highest median of the parties that"
+                " described their tables, each rounded to a power of two. They come from records,"
+                " and are outside of every privacy budget."
+            )
         section.blocks.append(_schema_table(source.schema))
         if source.schema.left_out:
             left_out = "; ".join(f"{name} ({why})" for name, why in source.schema.left_out.items())
@@ -520,6 +526,9 @@ def _schema_table(schema: Schema) -> Table:
             if schema.scale == "fixed" and column.kind == "number"
             else ""
         )
+        if column.rounded_medians:
+            low, high = column.rounded_medians
+            constants = f"medians {low:g} to {high:g}, rounded"
         names = ", ".join((column.name, *column.also_called))
         rows.append([names, kind, ", ".join(words), constants])
     label = ", ".join((schema.label, *schema.label_also_called))

@@ -8,10 +8,12 @@ them has failed, the code runs once more, line by line, to find the line.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from inspect import iscoroutine
 from operator import is_
 from pathlib import Path
@@ -24,7 +26,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from comity.base.record import is_record
-from comity.errors import ComityError, is_authors_file
+from comity.errors import PACKAGE, ComityError, is_authors_file
 from comity.training.descent import fold, train
 from comity.training.requests import FoldRequest
 
@@ -79,6 +81,34 @@ def in_line(place: str) -> str:
 # Writing to what was received.
 
 
+_CONTENTS: ContextVar[bool] = ContextVar("comity_compares_contents", default=False)
+"""Whether values are compared: only `comity check` does, around a whole run of its own."""
+
+
+@contextmanager
+def comparing_contents() -> Iterator[None]:
+    """Compare all values of received tensors, and not only their version counters.
+
+    Writes through `.data` or `.numpy()` leave the counters as they are. To compare values takes too
+    long for large models, so `comity check` does it for tiny ones.
+    """
+    token = _CONTENTS.set(True)
+    try:
+        yield
+    finally:
+        _CONTENTS.reset(token)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    """The values of a tensor as bytes, in which NaN equals itself."""
+    flat = tensor.detach().cpu().reshape(-1).contiguous()
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def _version(tensor: Tensor) -> object:
+    return tensor._version
+
+
 class Unwritten:
     """Values that a function must leave as they are, by what they are called in a message.
 
@@ -87,12 +117,14 @@ class Unwritten:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
+        self._mark = _bytes_of if _CONTENTS.get() else _version
+        """What of a tensor tells whether it was written to: its version, or all of its values."""
         self._tensors: list[Tensor] = []
         self._containers: list[tuple[Collection[Any], list[Any]]] = []
         """The content of each dict (its values) and list, and what is in it now."""
         for tree in values.values():
             self._find(tree)
-        self._versions = [tensor._version for tensor in self._tensors]
+        self._marks = [self._mark(tensor) for tensor in self._tensors]
 
     def _find(self, tree: Any) -> None:
         """Find all tensors, dicts and lists in a tree."""
@@ -118,9 +150,16 @@ class Unwritten:
         if not tensor.is_inference():  # such a tensor has no counter
             self._tensors.append(tensor)
 
+    def restore(self) -> None:
+        """Write the values back that tensors had, where these were compared."""
+        for tensor, mark in zip(self._tensors, self._marks, strict=True):
+            if isinstance(mark, bytes) and mark:
+                values = torch.frombuffer(bytearray(mark), dtype=tensor.dtype)
+                tensor.data.copy_(values.reshape(tensor.shape))
+
     def unchanged(self) -> bool:
         """Whether nothing was written to, replaced, added or removed since."""
-        return [tensor._version for tensor in self._tensors] == self._versions and all(
+        return [self._mark(tensor) for tensor in self._tensors] == self._marks and all(
             len(items) == len(before) and all(map(is_, items, before))
             for items, before in self._containers
         )
@@ -131,14 +170,14 @@ class Unwritten:
         Tensors that came from another process have one counter together: then only the message
         is named.
         """
-        before = dict(zip(map(id, self._tensors), self._versions, strict=True))
+        before = dict(zip(map(id, self._tensors), self._marks, strict=True))
         changed = {
             name: [
                 pytree.keystr(path).lstrip(".")
                 for path, leaf in pytree.tree_flatten_with_path(tree)[0]
                 if isinstance(leaf, Tensor)
                 and not leaf.is_inference()
-                and before.get(id(leaf)) != leaf._version
+                and before.get(id(leaf)) != self._mark(leaf)
             ]
             for name, tree in self.values.items()
         }
@@ -177,6 +216,7 @@ class WriteCheck:
         )
 
     def _find_line(self) -> str:
+        self._unwritten.restore()  # a value that is written twice changes only once
         again = Unwritten(self._unwritten.values)
         finder = LineFinder(lambda: not again.unchanged())
         with suppress(Exception), self._layers, finder:
@@ -232,3 +272,56 @@ class UnkeyedDraw(ComityError):
             f"{function} drew random numbers from {whose} global generator{in_line(place)}, so a"
             f" second run would differ: draw with {instead}."
         )
+
+
+# Generators without a seed.
+
+
+class UnseededFinder:
+    """A context manager that finds the lines of a method's file that seed a generator from the
+    system, as `numpy.random.default_rng()`, `random.Random()` and `torch.Generator().seed()` do.
+
+    `places` has them as in "local, mine.py:12". Such a generator is of use where results do not
+    depend on it, for the name of a temporary file for instance.
+    """
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        self._outer: Any = None
+
+    def __enter__(self) -> UnseededFinder:
+        self._outer = sys.getprofile()
+        sys.setprofile(self._observe)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, why: object, traceback: TracebackType | None
+    ) -> None:
+        sys.setprofile(self._outer)
+
+    def _observe(self, frame: FrameType, event: str, arg: object) -> None:
+        if event == "c_call":
+            seeds = arg is os.urandom or (
+                getattr(arg, "__name__", "") == "seed"
+                and isinstance(getattr(arg, "__self__", None), torch.Generator)
+            )
+        elif event == "call":
+            is_seed = frame.f_code is random.Random.seed.__code__
+            seeds = is_seed and frame.f_locals.get("a") is None
+        else:
+            return
+        if seeds and (place := _calling_line(frame)) and place not in self.places:
+            self.places.append(place)
+
+
+def _calling_line(frame: FrameType) -> str:
+    """The line of a method's file that a call comes from; empty if it comes from Comity itself."""
+    outer: FrameType | None = frame
+    while outer is not None:
+        file = outer.f_code.co_filename
+        if is_authors_file(file):
+            return f"{_name(outer)}, {Path(file).name}:{outer.f_lineno}"
+        if PACKAGE in Path(file).parents:
+            return ""
+        outer = outer.f_back
+    return ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from comity.algorithms.dp import Dp
 from comity.algorithms.ldp import Ldp
@@ -16,6 +17,7 @@ from comity.base.call import CallId, Message, PartyResult, stream_name
 from comity.base.finite import FiniteRows, is_finite, not_finite
 from comity.base.key import Key
 from comity.base.record import Params, Sealed, is_record, keep, on_device, open_sealed, set_origin
+from comity.base.samples import PartyData
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
 from comity.core.wrapper import chain, party_function
@@ -94,9 +96,12 @@ class Site:
             party_function(self.algorithm, call.depth, call.function), state, content, party, key
         )
         layers = party.task.network.layer_stream(key.fold("layers"))
-        received = {"its message": content, "its state": state} | (
-            {"its inbox": usable} if usable else {}
-        )
+        received = {
+            "its message": content,
+            "its state": state,
+            "its samples": _samples_of(party.data),
+            **({"its inbox": usable} if usable else {}),
+        }
         writes = WriteCheck(call.function, start, received, layers)
         return RunningCall(
             start(),
@@ -223,6 +228,16 @@ def _first_state(
 ) -> PartyState:
     """A party's state at the start of a run."""
     return PartyState(to_device(algorithm.init_party(party.first_key(root), party)), {})
+
+
+def _samples_of(data: PartyData) -> dict[str, Tensor]:
+    """The tensors of a party's samples, by what a method calls them."""
+    parts = {"train": data.train, "validation": data.validation, "test": data.test}
+    return {
+        f"{part}.{name}": value
+        for part, samples in parts.items()
+        for name, value in (("x", samples.x), ("y", samples.y))
+    }
 
 
 def _mover_to(device: torch.device) -> Callable[[Any], Any]:

@@ -16,7 +16,7 @@ from comity.base.record import Params, record
 from comity.base.samples import PartyData, Samples
 from comity.metrics.calibration import UNCALIBRATED, Calibration
 from comity.metrics.cohort import Predictions, blocks_of, figures_of
-from comity.metrics.metrics import ACCURACY, METRICS, TWO, metrics_for
+from comity.metrics.metrics import ACCURACY, LEAST, METRICS, TWO, metrics_for
 from comity.training.kernels import squared_error
 from comity.training.task import LearningTask, in_chunks
 
@@ -66,6 +66,17 @@ class Answers:
     def amounts(self) -> bool:
         """Whether the label is a number, not a class."""
         return self.truth.is_floating_point()
+
+    def never_predicted(self) -> list[int]:
+        """Return the classes that no sample is predicted as, although at least `LEAST` samples are
+        of them.
+        """
+        if self.amounts:
+            return []
+        labels, counts = self.truth.unique(return_counts=True)
+        frequent = labels[counts >= LEAST]
+        missed: list[int] = frequent[~torch.isin(frequent, self.given)].tolist()
+        return missed
 
     def scores(self, classes: int) -> Tensor:
         """Return scores of all classes (samples x classes) that give the same predictions."""

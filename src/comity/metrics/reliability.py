@@ -1,5 +1,5 @@
 """How far predicted probabilities agree with outcomes, for two classes: the Brier score, the
-calibration slope and the calibration intercept.
+calibration slope and intercept, and the points of a reliability curve.
 
 All start from the score of a sample, the second logit minus the first: the probability of class 1
 is its sigmoid.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,10 @@ from torch import Tensor
 
 Z95 = 1.959963984540054
 """The normal quantile of a two-sided 95% interval."""
+MOST_BINS = 10
+"""The most bins of a reliability curve."""
+BIN_SAMPLES = 15
+"""The fewest samples of a bin, about: with fewer, its interval says next to nothing."""
 TINY = 1e-12
 """A step of Newton's method after which the next would change nothing."""
 NEWTON_STEPS = 100
@@ -133,3 +138,55 @@ def root(increasing: Callable[[float], float], low: float, high: float) -> float
             low = middle
         else:
             high = middle
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Samples with similar probabilities of class 1, and how many of them are of class 1."""
+
+    predicted: float
+    """The mean probability."""
+    observed: float
+    """The share of class 1."""
+    low: float
+    high: float
+    """The ends of the 95% Wilson interval of that share."""
+    samples: int
+
+
+def reliability_bins(score: Tensor, y: Tensor) -> list[ReliabilityBin]:
+    """Return the points of a reliability curve: bins of about equally many samples, by increasing
+    probability of class 1.
+
+    There are `MOST_BINS` bins, or fewer with at least `BIN_SAMPLES` samples each. Samples with
+    equal probabilities are in one bin. Without two such bins there is no curve, and with a
+    probability that is not finite neither.
+    """
+    chance = score.double().sigmoid()
+    number = min(MOST_BINS, len(chance) // BIN_SAMPLES)
+    if number < 2 or not score.isfinite().all():
+        return []
+    inner = torch.arange(1, number, dtype=torch.double) / number
+    bin_of = torch.searchsorted(chance.quantile(inner).unique(), chance, right=True)
+    bins = []
+    for k in bin_of.unique():
+        here = bin_of == k
+        samples, ones = int(here.sum()), int((y[here] == 1).sum())
+        low, high = wilson_interval(ones, samples)
+        bins.append(ReliabilityBin(float(chance[here].mean()), ones / samples, low, high, samples))
+    return bins
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a proportion.
+
+    Examples:
+        >>> low, high = wilson_interval(5, 10)
+        >>> round(low, 4), round(high, 4)
+        (0.2366, 0.7634)
+    """
+    share = successes / trials
+    scale = 1 + Z95**2 / trials
+    middle = (share + Z95**2 / (2 * trials)) / scale
+    half = Z95 * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials**2)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -247,6 +247,13 @@ def _imported(module: str, package: str) -> ModuleType:
             f"This model needs the package {package}, which is not installed or cannot be imported:"
             " pip install 'comity[encoders]'."
         ) from why
+    except Exception as why:  # as of a torchvision that was compiled for another torch
+        reason = (str(why).strip() or type(why).__name__).splitlines()[0][:200].rstrip(".")
+        raise UsageError(
+            f"This model needs the package {package}, which cannot be imported:"
+            f" {type(why).__name__}: {reason}. Install the build of it for torch"
+            f" {torch.__version__}."
+        ) from why
 
 
 def _tried(library: str, name: str, build: Callable[[], Any]) -> Any:

@@ -19,6 +19,9 @@ OPTIONS = ("base", "path", "weights")
 folder of an encoder, and a file of weights.
 """
 
+HERE = Path()
+"""The working directory."""
+
 
 def names_files(model: str) -> bool:
     """Return whether a network is built from a file or a folder that its options name."""
@@ -52,27 +55,27 @@ def without_weights(model: str) -> tuple[str, str]:
     return str(replace(spec, args=(), options=options)), str(file)
 
 
-def located(model: str) -> str:
+def located(model: str, folder: Path = HERE) -> str:
     """Return the setting `model` with absolute paths, so that a run can be resumed from any working
-    directory.
+    directory. Relative ones are relative to `folder`.
     """
     if "(" not in model:
         return model
     spec = parse(model)
-    if not (paths := _paths(spec)):
+    if not (paths := _paths(spec, folder)):
         return model
     options = _options(spec) | {name: str(path) for name, path in paths.items()}
     return str(replace(spec, args=(), options=options))
 
 
-def _paths(spec: Spec) -> dict[str, Path]:
+def _paths(spec: Spec, folder: Path = HERE) -> dict[str, Path]:
     """The absolute path of each option that names a file or a folder."""
     options = _options(spec)
     texts = {
         name: value for name in OPTIONS if isinstance(value := options.get(name), str) and value
     }
     return {
-        name: (base_folder(text) if name == "base" else Path(text)).resolve()
+        name: (folder / (base_folder(text) if name == "base" else Path(text))).resolve()
         for name, text in texts.items()
     }
 

@@ -16,9 +16,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from comity.errors import ComityError, unknown
+from comity.runs.config import relative_to
 from comity.spec import parse, split
 
 HERE = Path(__file__).parent
@@ -200,6 +208,8 @@ class PaperTable(BaseModel):
     columns: tuple[Column, ...]
     """The explicit columns, followed by those of the grids."""
     rows: tuple[MethodRow, ...]
+    _folder: Path = PrivateAttr(default=Path())
+    """The folder of the table's file, which paths in the table are relative to."""
 
     @model_validator(mode="after")
     def _candidates_are_runs(self) -> PaperTable:
@@ -330,7 +340,7 @@ class PaperTable(BaseModel):
             for name, value in layer.items()
             if name not in ("seeds", "columns", "rows")
         }
-        return settings | {"algorithm": row.algorithm}
+        return relative_to(self._folder, settings | {"algorithm": row.algorithm})
 
 
 def _constants(settings: Settings) -> list[str]:
@@ -379,7 +389,9 @@ def table(name: str) -> PaperTable:
     if not name.endswith(".toml") and name not in names():
         raise unknown("experiment", name, names())
     try:
-        return PaperTable.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        content = PaperTable.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        content._folder = path.parent
+        return content
     except (OSError, UnicodeDecodeError) as why:
         raise ComityError(f"{path} cannot be read.") from why
     except tomllib.TOMLDecodeError as why:

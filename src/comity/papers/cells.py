@@ -130,15 +130,18 @@ class Cell:
 
     @property
     def steps(self) -> tuple[float, float] | None:
-        """A party's and the server's gradient evaluations, mean over seeds.
+        """A party's and the server's gradient evaluations, mean over the seeds that counted them.
 
-        None if a run did not count them.
+        None if no run counted them.
         """
-        counts = [(figure.steps, figure.server_steps) for figure in self.figures.values()]
-        of_party = [steps for steps, _ in counts if steps is not None]
-        of_server = [steps for _, steps in counts if steps is not None]
-        if not counts or len(of_party) < len(counts) or len(of_server) < len(counts):
+        counts = [
+            (figure.steps, figure.server_steps or 0.0)
+            for figure in self.figures.values()
+            if figure.steps is not None
+        ]
+        if not counts:
             return None
+        of_party, of_server = zip(*counts, strict=True)
         return statistics.fmean(of_party), statistics.fmean(of_server)
 
     @property

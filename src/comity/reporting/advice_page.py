@@ -67,6 +67,31 @@ def method_rows(advice: Advice) -> list[list[str]]:
     return rows
 
 
+OWN_MODEL_WORDS = {
+    "plain-linear": "linear model",
+    "plain-boosting": "gradient boosting",
+    SOLO: "the network, trained alone",
+}
+
+
+def own_model_lines(advice: Advice, most: int) -> list[str]:
+    """Return lines about the best model that each party trains alone, where there are several."""
+    parties: dict[str, list[str]] = {}
+    unsure = []
+    for party, folds_of_model in advice.own_models.items():
+        model = next(iter(folds_of_model))
+        parties.setdefault(OWN_MODEL_WORDS.get(model, model), []).append(party)
+        if len(folds_of_model) > 1:
+            unsure.append(party)
+    if not parties:
+        return []
+    of_models = "; ".join(f"{m}: {join_names(p, most=most)}" for m, p in parties.items())
+    line = f"Best of its own models, within each party's training samples: {of_models}."
+    if unsure:
+        line += f" Not on all folds at {join_names(unsure, most=most)}."
+    return [line]
+
+
 def party_lines(advice: Advice, most: int) -> list[str]:
     """Return lines about the parties: who gains, who is hurt."""
     verdict = advice.verdict
@@ -78,7 +103,10 @@ def party_lines(advice: Advice, most: int) -> list[str]:
     more = (
         f" ({len(parties) - len(shown)} between them are not shown)" if len(parties) > most else ""
     )
-    lines = [f"Gains by party: {figures}{more}."]
+    lines = [
+        f"Gains by party, with intervals that hold for all {len(parties)} together:"
+        f" {figures}{more}."
+    ]
     hurt = join_names(verdict.hurt) if verdict.hurt else "nobody"
     lines.append(
         f"Clearly hurt: {hurt}. Perhaps hurt by more than {points(advice.race.rule.margin)}:"
@@ -109,7 +137,8 @@ def page(advice: Advice) -> str:
         "Intervals are paired over test samples, and allow for the noise of training. The method"
         " that was chosen by the first fold is tested on the others, so that its interval of 95%"
         " needs no correction for the number of methods. The intervals of the other methods are"
-        f" those of the first fold and hold for all {len(race.arms) - 1} together."
+        f" those of the first fold and hold for all {len(race.arms) - 1} together. Intervals of"
+        " parties hold for all parties together."
     )
     text = (
         Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -122,6 +151,7 @@ def page(advice: Advice) -> str:
             rows=method_rows(advice),
             parties=_party_rows(advice),
             lines=party_lines(advice, len(advice.verdict.parties) or 1)[1:],
+            own_models=own_model_lines(advice, len(advice.own_models)),
             chart=drawing(advice),
             command=advice.command,
             warnings=race.warnings,
@@ -184,7 +214,7 @@ def drawing(advice: Advice) -> dict[str, Any]:
     step = next((s for s in (0.02, 0.05, 0.1, 0.2, 0.5) if span / s <= 8), 1.0)
     first = int(low / step) - 1
     ticks = [
-        {"y": y(step * t), "text": f"{100 * step * t:+.0f}"}
+        {"y": y(step * t), "text": f"{100 * step * t:+.0f}" if t else "0"}
         for t in range(first, int(high / step) + 2)
         if low <= step * t <= high
     ]

@@ -86,6 +86,9 @@
       config: applyTheme(page.config, theme),
       tooltip: { theme: "custom" },
     });
+    // Vega calls a container without marks a symbol, which would need a name of its own.
+    const symbols = "[role=graphics-symbol][aria-roledescription$=container]";
+    for (const empty of place.querySelectorAll(symbols)) empty.setAttribute("role", "graphics-object");
     views.set(id, result);
     place.dataset.drawn = "yes";
     return result;

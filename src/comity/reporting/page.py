@@ -24,6 +24,7 @@ from comity.data.files import cache_folder
 from comity.reporting.blocks import Block, Code, Facts, Pictures, Section, Table, Text
 from comity.reporting.charts import method_colours, unique_name
 from comity.reporting.gather import RunGroup
+from comity.reporting.setting import describe_setting
 from comity.safe_files import write_atomically
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Page:
                     "id": self._group,
                     "place": anchor,
                     "name": name,
+                    "about": describe_setting(group),
                     "headline": sections[0].headline if len(groups) > 1 else "",
                     "sections": section_contexts,
                     "methods": method_colours(group),

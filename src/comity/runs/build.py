@@ -35,6 +35,7 @@ from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import LEAST, LEAST_OF_CLASS, METRICS, TWO, check_fits
 from comity.models.named_files import named_files
 from comity.models.pretrained import Pretrained
+from comity.names import OWN_MODELS
 from comity.plugins import digest
 from comity.runs import config
 from comity.runs.config import WHERE, Experiment, is_calibrated
@@ -249,6 +250,11 @@ def prepare(
         raise UsageError(
             "secure_aggregation hides replies from the server of a run between sites, and a"
             " simulation has all data in one place: add --federation, or leave it out."
+        )
+    if experiment.algorithm in OWN_MODELS:
+        raise UsageError(
+            f"{experiment.algorithm} is not a method: 'comity compare' trains the models that each"
+            " party has alone, beside the methods that it compares."
         )
     experiment = judged_by(experiment, federation.classes)
     load_metric(experiment.metric)

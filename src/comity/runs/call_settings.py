@@ -11,6 +11,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from comity.algorithms import accepts, find, options
 from comity.core.algorithm import Algorithm
 from comity.data import Dataset, Federation
@@ -106,7 +108,23 @@ def check_federation(call: str, method: str | Sequence[str], value: object) -> N
             )
     if value is None or isinstance(value, Federation):
         return
-    example = f"comity.{call}({method!r}, "
+    raise UsageError(how_to_give_data(f"comity.{call}({method!r}, ", value))
+
+
+def check_data(call: str, method: str | Sequence[str], value: object) -> None:
+    """Refuse anything but a text as the setting `data`. The error shows a correct call."""
+    if value is None or isinstance(value, str | Path):
+        return
+    hint = how_to_give_data(f"comity.{call}({method!r}, ", value)
+    if isinstance(value, Federation):
+        hint = f"A federation is given by position: comity.{call}({method!r}, federation, ...)."
+    raise UsageError(f"data takes a name or a path, not a {type(value).__name__}. {hint}")
+
+
+def how_to_give_data(example: str, value: object) -> str:
+    """How to make a federation of data of another kind, a sentence. `example` is the beginning of
+    the call.
+    """
     if isinstance(value, Dataset):
         hint = (
             "A dataset is not yet dealt to parties:"
@@ -116,6 +134,21 @@ def check_federation(call: str, method: str | Sequence[str], value: object) -> N
         hint = (
             f"A federation is no text: {example}data={str(value)!r}, ...), or"
             f" comity.load({str(value)!r}).partition(...)."
+        )
+    elif isinstance(value, torch.utils.data.Dataset):
+        hint = (
+            "A torch dataset is not yet dealt to parties. If each party has one:"
+            f" {example}comity.Federation.from_arrays({{'north': dataset, 'south': other}}), ...)."
+            " To split one among parties: x, y = zip(*dataset), then"
+            " comity.Dataset('mine', torch.stack(x), torch.tensor(y), classes=10)"
+            ".partition('iid', parties=5)."
+        )
+    elif isinstance(value, Mapping) and any(
+        isinstance(part, torch.utils.data.Dataset) for part in value.values()
+    ):
+        hint = (
+            "Datasets by party are not yet a federation:"
+            f" {example}comity.Federation.from_arrays(datasets), ...)."
         )
     elif isinstance(value, Mapping | tuple | list) or hasattr(value, "shape"):
         hint = (
@@ -127,7 +160,7 @@ def check_federation(call: str, method: str | Sequence[str], value: object) -> N
             f"This is no federation but a {type(value).__name__}:"
             " comity.load('digits').partition(...) makes one."
         )
-    raise UsageError(hint)
+    return hint
 
 
 def _file_of_method(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from comity.core.participation import ABSENT, NOT_FINITE
 from comity.metrics.calibration import NONE
+from comity.metrics.metrics import LEAST
 from comity.runs.run_warnings import RunWarning, add_warnings
 from comity.spec import parse
 from comity.text import join_names
@@ -144,16 +145,41 @@ def _missed(summary: Mapping[str, Any]) -> dict[int, list[str]]:
 
 def one_class(summary: Mapping[str, Any]) -> list[str]:
     """Caveats on models that predict the same one of two classes for all test samples, although
-    these have another.
+    these have another; of more classes, on models that never predict one of them.
     """
+    if summary.get("never_predicted"):
+        return _never_predicted_of_many(summary)
     return [
         _never_predicted(summary, parties, label) for label, parties in _missed(summary).items()
     ]
 
 
+def _missed_of_many(summary: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return, for each party, the names of the classes that its model never predicts, of more than
+    two.
+    """
+    return {
+        party: [_class_name(summary, label) for label in labels]
+        for party, labels in summary.get("never_predicted", {}).items()
+        if party not in summary.get("diverged", ())
+    }
+
+
+def _never_predicted_of_many(summary: Mapping[str, Any]) -> list[str]:
+    missed = _missed_of_many(summary)
+    if not missed:
+        return []
+    where = [f"{party} ({join_names(names)})" for party, names in missed.items()]
+    return [
+        f"Final models never predict a class that at least {LEAST} test samples are of, at"
+        f" {join_names(where)}: accuracy hides it, balanced accuracy and macro"
+        " F1 show it."
+    ]
+
+
 def one_class_in_folds(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the caveats of `one_class` on the runs of cross-validation: one for each class."""
-    texts = []
+    texts = _of_many_in_folds(summaries)
     for label in (1, 0):
         runs: dict[str, int] = {}
         for summary in summaries:
@@ -171,6 +197,25 @@ def one_class_in_folds(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return texts
 
 
+def _of_many_in_folds(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the caveat on more than two classes, for all runs of cross-validation together."""
+    counts: dict[tuple[str, str], int] = {}
+    for summary in summaries:
+        for party, names in _missed_of_many(summary).items():
+            for name in names:
+                counts[party, name] = counts.get((party, name), 0) + 1
+    if not counts:
+        return []
+    where = [
+        f"{party} ({name} in {count} of {len(summaries)} runs)"
+        for (party, name), count in counts.items()
+    ]
+    return [
+        f"Final models never predict a class that at least {LEAST} test samples of the fold are of,"
+        f" at {join_names(where)}."
+    ]
+
+
 def _never_predicted(summary: Mapping[str, Any], parties: Sequence[str], label: int) -> str:
     # Without figures of the run, so that a comparison says it once for all its runs.
     hidden = ", which an AUC does not show" if summary.get("auc") else ""
@@ -182,7 +227,8 @@ def _never_predicted(summary: Mapping[str, Any], parties: Sequence[str], label: 
 
 
 def _class_name(summary: Mapping[str, Any], label: int) -> str:
-    return str((summary.get("classes") or ["0", "1"])[label])
+    names = summary.get("classes")
+    return str(names[label]) if names else str(label)
 
 
 def _advice(summary: Mapping[str, Any]) -> str:

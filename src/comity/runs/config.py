@@ -23,8 +23,11 @@ from comity.privacy.budget import Budget
 from comity.spec import MAX_INT, call, parse, split
 from comity.training.settings import Training
 
+HERE = Path()
+"""The working directory, which the paths of settings are relative to unless a file names them."""
 
-def _absolute_names(names: Any) -> Any:
+
+def _absolute_names(names: Any, *, folder: Path = HERE) -> Any:
     """Names, with the paths of users' files made absolute, so that a run can be resumed from any
     folder.
     """
@@ -32,59 +35,99 @@ def _absolute_names(names: Any) -> Any:
         return names
     specs = [parse(part) for part in split(names, "+")]
     return "+".join(
-        str(replace(s, name=str(Path(s.name).resolve()) if is_code(s.name) else s.name))
+        str(replace(s, name=_absolute(s.name, folder) if is_code(s.name) else s.name))
         for s in specs
     )
+
+
+def _absolute(path: str | Path, folder: Path) -> str:
+    return str((folder / path).resolve())
 
 
 MethodName = Annotated[str, BeforeValidator(_absolute_names)]
 
 
-def _absolute_network(model: Any) -> Any:
+def _absolute_network(model: Any, *, folder: Path = HERE) -> Any:
     """A network, with its file and the files in its options as absolute paths."""
-    absolute = _absolute_names(model)
-    return located(absolute) if isinstance(absolute, str) else absolute
+    absolute = _absolute_names(model, folder=folder)
+    return located(absolute, folder) if isinstance(absolute, str) else absolute
 
 
 Network = Annotated[str, BeforeValidator(_absolute_network)]
 
 
-def _absolute_dataset(data: Any) -> Any:
+def _absolute_dataset(data: Any, *, folder: Path = HERE) -> Any:
     """The name of a dataset, or the absolute path of a user's file or folder."""
     with suppress(OSError):  # an invalid file name is not a path
-        if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
-            return str(Path(data).resolve())
-    return _absolute_names(data)
+        if isinstance(data, str) and (folder / data / "dataset.json").is_file():
+            return _absolute(data, folder)
+    return _absolute_names(data, folder=folder)
 
 
-def _absolute_file(file: Any) -> Any:
+def _absolute_file(file: Any, *, folder: Path = HERE) -> Any:
     """The absolute path of a file, so that a run can be resumed from any working directory. A
     reference to weights by their digest stays as it is.
     """
     if isinstance(file, str) and WeightsReference.read(file):
         return file
-    return str(Path(file).resolve()) if isinstance(file, str | Path) else file
+    return _absolute(file, folder) if isinstance(file, str | Path) else file
 
 
-def _absolute_plan(plan: Any) -> Any:
+def _absolute_plan(plan: Any, *, folder: Path = HERE) -> Any:
     """A plan of absences, with the absolute path of a table."""
-    return str(Path(plan).resolve()) if isinstance(plan, str) and plan.endswith(".csv") else plan
+    return _absolute(plan, folder) if isinstance(plan, str) and plan.endswith(".csv") else plan
 
 
-def _metric_name(name: Any) -> Any:
+def _metric_name(name: Any, *, folder: Path = HERE) -> Any:
     """A metric as metrics.csv spells it (`balanced_accuracy`), or the absolute path of a user's
     file.
     """
     if not isinstance(name, str) or is_custom(name):
-        return _absolute_names(name)
+        return _absolute_names(name, folder=folder)
     return name.replace("-", "_")
 
 
-def _absolute_partition(partition: Any) -> Any:
+def _absolute_partition(partition: Any, *, folder: Path = HERE) -> Any:
     """A partition and its further steps, with users' files as absolute paths."""
     if not isinstance(partition, str) or ".py" not in partition:
         return partition
-    return "|".join(map(_absolute_names, split(partition, "|")))
+    return "|".join(_absolute_names(step, folder=folder) for step in split(partition, "|"))
+
+
+def _absolute_partition_or_split(partition: Any, *, folder: Path) -> Any:
+    """A partition, or the absolute path of a saved split."""
+    if isinstance(partition, str) and partition.endswith(".json"):
+        return _absolute(partition, folder)
+    return _absolute_partition(partition, folder=folder)
+
+
+def relative_to(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file in a folder, in which the paths of other files are relative to that
+    folder: the same settings with absolute paths.
+    """
+    located_settings = dict(settings)
+    for name, absolute in _WITH_PATHS.items():
+        if name in settings:
+            located_settings[name] = absolute(settings[name], folder=folder)
+    parties = settings.get("party")
+    if isinstance(parties, Mapping):
+        located_settings["party"] = {
+            name: relative_to(folder, own) if isinstance(own, Mapping) else own
+            for name, own in parties.items()
+        }
+    return located_settings
+
+
+_WITH_PATHS: dict[str, Callable[..., Any]] = {
+    "algorithm": _absolute_names,
+    "data": _absolute_dataset,
+    "partition": _absolute_partition_or_split,
+    "model": _absolute_network,
+    "weights": _absolute_file,
+    "metric": _metric_name,
+    "absent": _absolute_plan,
+}
+"""The settings that may name files, and what makes their paths absolute."""
 
 
 def _split_names(names: Any) -> Any:
@@ -518,13 +561,20 @@ def _sentence(why: ValidationError) -> str:
     return f"{name} must be {expected}, not {quote(value)}."
 
 
-def read(path: str | Path) -> Experiment:
-    """An experiment from a TOML file."""
+def read(path: str | Path, *, beside: bool = False) -> Experiment:
+    """An experiment from a TOML file.
+
+    Args:
+        path: the file.
+        beside: whether relative paths in it are relative to its folder, as in a file that a user
+            has written. In the settings of a run, which Comity has written, paths are absolute.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
         if any(line.partition("=")[0].count(".") > MOST_DOTS for line in text.splitlines()):
             raise RecursionError
-        return experiment(tomllib.loads(text))
+        settings = tomllib.loads(text)
+        return experiment(relative_to(Path(path).parent, settings) if beside else settings)
     except UsageError:
         raise
     except OSError as why:

@@ -21,6 +21,7 @@ from comity.core.wrapper import chain
 from comity.engines.engine import Engine
 from comity.engines.purity import UnkeyedDraw, drawn_from, generator_states
 from comity.errors import ComityError, WorkerLost
+from comity.metrics.metrics import TWO
 from comity.plugins import is_code
 from comity.privacy.account import AGAINST_SERVER, Account, BudgetExceeded, PrivacyCharge
 from comity.runs.caveats import add_caveats
@@ -182,6 +183,8 @@ class _Rounds:
         """The server's state."""
         self._gained: dict[str, dict[str, float]] = {}
         """Gains over training alone, as computed by parties that keep their predictions."""
+        self._never_predicted: dict[str, list[int]] = {}
+        """Of more than two classes: those that a party's final model never predicts."""
         self._exchange_seconds: float | None = None
         """Set if the next round begins with its evaluation, as in a run that was extended: the
         seconds that its exchanges took.
@@ -233,6 +236,7 @@ class _Rounds:
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self._gained = counters.get("gained", {})
+        self._never_predicted = counters.get("never_predicted", {})
         self._exchange_seconds = counters.get("exchanged")
         self.completed = manifest.round - (self._exchange_seconds is not None)
         self.schedule.load(counters["schedule"])
@@ -464,6 +468,12 @@ class _Rounds:
                 for i, evaluation in evaluations.by_party.items()
                 if evaluation.gained
             }
+            if self.job.info.task.classes > TWO:
+                self._never_predicted = {
+                    self.job.info.names[i]: labels
+                    for i, evaluation in evaluations.by_party.items()
+                    if evaluation.answers and (labels := evaluation.answers.never_predicted())
+                }
             write_outcomes(self.job, self._folder, evaluations)
             self._tables.note(OUTCOMES)
         # Without some parties, a round would look better or worse than it is.
@@ -499,6 +509,8 @@ class _Rounds:
             "withholding": sorted(server.withholding),
         }
         counters |= {"gained": self._gained} if self._gained else {}
+        if self._never_predicted:
+            counters["never_predicted"] = self._never_predicted
         counters |= {"ending": self._ending} if self._ending else {}
         return counters
 
@@ -548,6 +560,8 @@ class _Rounds:
         withholding = self.server.withholding
         entries: dict[str, Any] = {"rounds": self.schedule.rounds, **self._steps()}
         entries |= {"gained": self._gained} if self._gained else {}
+        if self._never_predicted:
+            entries["never_predicted"] = self._never_predicted
         entries["withheld"] = [self.job.info.name(i) for i in sorted(withholding)]
         entries["discarded"] = [{"round": t, "why": why} for t, why in self._discarded.items()]
         entries["privacy"] = self._account.summary(self.job.privacy.assumptions())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from comity.base.record import Params
 from comity.core.server import Note
+from comity.data import Federation
 from comity.data.inputs import Inputs
 from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, unknown
@@ -78,6 +79,19 @@ class Deployed:
             return outputs.argmax(1)
         mean, std = self.inputs.preprocess.label
         return outputs[:, 0] * std + mean
+
+
+def inputs_of(federation: Federation, party: str) -> Inputs:
+    """How a party's samples are prepared."""
+    preprocess = federation.preprocess.for_party(party)
+    return Inputs(federation.shape, preprocess, federation.schema_at(party))
+
+
+def class_names_of(federation: Federation, party: str) -> tuple[str, ...]:
+    """The party's names of the classes. With a concept shift, parties have different ones."""
+    names = federation.class_names or tuple(map(str, range(federation.classes)))
+    labels = federation.split.parties[party].labels
+    return tuple(names[labels.index(k)] for k in range(len(names))) if labels else names
 
 
 @dataclass(repr=False)
@@ -192,22 +206,10 @@ class Result:
         return Deployed(
             task,
             theta,
-            self._inputs(party),
-            self._class_names(party),
+            inputs_of(self.job.federation, party),
+            class_names_of(self.job.federation, party),
             site.calibration(task, theta),
         )
-
-    def _inputs(self, party: str) -> Inputs:
-        federation = self.job.federation
-        preprocess = federation.preprocess.for_party(party)
-        return Inputs(federation.shape, preprocess, federation.schema_at(party))
-
-    def _class_names(self, party: str) -> tuple[str, ...]:
-        """The party's names of the classes. With a concept shift, parties have different ones."""
-        federation = self.job.federation
-        names = federation.class_names or tuple(map(str, range(federation.classes)))
-        labels = federation.split.parties[party].labels
-        return tuple(names[labels.index(k)] for k in range(len(names))) if labels else names
 
     def state(self, party: str) -> Any:
         """The method's state at a party."""

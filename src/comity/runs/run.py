@@ -17,7 +17,7 @@ from comity.data import load as load_dataset
 from comity.engines.allocator import keeping_freed_memory
 from comity.errors import ComityError, UsageError
 from comity.metrics.custom_metrics import describe
-from comity.names import OWN_MODELS
+from comity.names import OWN_MODELS, SOLO
 from comity.runs import config
 from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.checkpoint import interval
@@ -248,6 +248,35 @@ def reopen(
     run_folder = RunFolder(folder)
     run_folder.check_begun()
     experiment = run_folder.read_experiment()
+    if experiment.algorithm in OWN_MODELS:
+        raise UsageError(
+            f"{folder} holds models that scikit-learn trained for a comparison, of which only"
+            " figures and predictions are kept: 'comity export' trains one of them again. To"
+            " complete the comparison, repeat it with the same --out."
+        )
+    return _build_again(folder, experiment, federation, model, trust, prepared)
+
+
+def reopen_own_models(
+    folder: Path, federation: Federation | None = None, *, trust: bool = False
+) -> SimulatedRun:
+    """Build the run of SOLO with the data and settings of a folder of own models."""
+    run_folder = RunFolder(folder)
+    run_folder.check_begun()
+    experiment = run_folder.read_experiment().but(algorithm=SOLO)
+    return _build_again(folder, experiment, federation, None, trust, None)
+
+
+def _build_again(
+    folder: Path,
+    experiment: Experiment,
+    federation: Federation | None,
+    model: models.CustomModel | None,
+    trust: bool,
+    prepared: SimulatedRun | None,
+) -> SimulatedRun:
+    """Build the run of `experiment` with the data and split of a folder."""
+    run_folder = RunFolder(folder)
     environment_before = run_folder.read_environment()
     if not {"fingerprint", "config"} <= environment_before.keys():
         raise ComityError(f"{run_folder.environment} cannot be read.")
@@ -256,12 +285,6 @@ def reopen(
         raise UsageError(
             f"The data and models of {folder} are at sites of their own: 'comity deploy report"
             " SITE' and 'comity deploy measure SITE' show there what came of it."
-        )
-    if experiment.algorithm in OWN_MODELS:
-        raise UsageError(
-            f"{folder} holds models that scikit-learn trained for a comparison, of which only"
-            " figures and predictions are kept: repeat the comparison with the same --out to"
-            " complete it."
         )
     split = run_folder.read_split()
     if federation is None and experiment.data == "arrays":

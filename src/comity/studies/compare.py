@@ -68,6 +68,7 @@ from comity.studies.party_verdicts import (
 )
 from comity.studies.same_comparison import SameComparison
 from comity.track import Trackers
+from comity.training.task import fixed_in
 from comity.wire.ledger import SERVER
 
 COMPARISON = "comparison.json"
@@ -310,35 +311,43 @@ def usable_methods(
     model: CustomModel | None = None,
 ) -> tuple[list[str], list[str]]:
     """Return the methods that can train the comparison's network, and a sentence for each that
-    cannot because the network is linear: it has no representation beside its inputs.
+    cannot because the network is linear, and has no representation beside its inputs, or because a
+    part of it is frozen, and nothing is left that the method would share.
 
     Raises UsageError if no method is left beside SOLO.
     """
-    if model is not None or parse(base.model).name != LINEAR:
+    is_linear = model is None and parse(base.model).name == LINEAR
+    if not is_linear and not _is_frozen(base, federation, model):
         return list(methods), []
     usable, reasons = [], []
     for method in methods:
         try:
-            prepare(experiment_of(base, method, base.seed), federation)
+            prepare(experiment_of(base, method, base.seed), federation, model)
         except UsageError as reason:
-            if not _needs_representation(base, method, federation):
+            if not _can_train_layers(base, method, federation):
                 raise
             reasons.append(f"{display_name(method)} is left out: {reason}")
         else:
             usable.append(method)
     if usable == [SOLO] and reasons:
-        raise UsageError(
-            f"No method is left to compare with model={base.model}. {' '.join(reasons)}"
-        )
+        network = f"model={base.model}" if model is None else "these modules"
+        raise UsageError(f"No method is left to compare with {network}. {' '.join(reasons)}")
     return usable, reasons
 
 
-def _needs_representation(base: Experiment, method: str, federation: Federation) -> bool:
-    """Return whether a method that cannot train a linear model can train a network with hidden
-    layers.
+def _is_frozen(base: Experiment, federation: Federation, model: CustomModel | None) -> bool:
+    """Return whether a part of the comparison's network is frozen."""
+    job = prepare(experiment_of(base, SOLO, base.seed), federation, model)
+    return bool(fixed_in(job.info.task.network))
+
+
+def _can_train_layers(base: Experiment, method: str, federation: Federation) -> bool:
+    """Return whether a method that cannot train the comparison's network can train a network with
+    hidden layers, none of which is frozen.
     """
+    other = base.but(model=WITH_LAYERS, weights=None)
     try:
-        prepare(experiment_of(base.but(model=WITH_LAYERS), method, base.seed), federation)
+        prepare(experiment_of(other, method, base.seed), federation)
     except UsageError:
         return False
     return True
@@ -455,7 +464,7 @@ def findings(
     metric = METRICS[base.metric]
     own_models = count_choices(summaries.get(OWN_MODEL, ()))
     about_steps = compare_steps(
-        {display_name(method): runs for method, runs in summaries.items()}, equal_steps
+        {display_name(m): runs for m, runs in summaries.items() if m not in OWN_MODELS}, equal_steps
     )
     untrained = {m for m, runs in summaries.items() if any(map(no_round_counted, runs))}
     folds = folds_of(base.test)

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from comity import algorithms, models
+from comity import algorithms
 from comity.base.finite import first_not_finite
 from comity.base.record import record
 from comity.base.samples import PartyData, Samples
 from comity.checksums import Checksum, with_crc, without_crc
+from comity.components.own_models import METHODS, Candidates, own_network
+from comity.components.portable_models import build_portable
 from comity.core.party import Party
 from comity.data import Federation, preparation
 from comity.data.federation import Preprocess
@@ -32,7 +34,7 @@ from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.exported import SETTINGS, WEIGHTS, no_model_in, read_weights
 from comity.models.low_rank import LowRank, without_factors
 from comity.models.pretrained import Pretrained
-from comity.names import display_name
+from comity.names import OWN_MODELS, PLAIN, SOLO, display_name
 from comity.privacy.account import describe_party_guarantee
 from comity.runs.caveats import RECALL
 from comity.runs.result import Deployed, Result
@@ -41,6 +43,7 @@ from comity.runs.trust import check, code_in, mark
 from comity.safe_files import make_folder, write_atomically
 from comity.spec import parse
 from comity.studies import predict
+from comity.studies.export_plain import plain_export
 from comity.training.settings import Training
 from comity.training.task import LearningTask
 from comity.wire.codec import decode, encode
@@ -88,19 +91,14 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already: choose another --out.")
     job = result.job
-    if job.experiment.model == "modules":
-        raise UsageError(
-            "A model given as modules cannot be exported: use result.model(party) in Python."
-        )
-    deployed = result.model(party)
-    state = result.state(party)
+    deployed, state, more = _model_of(result, party)
     if name := first_not_finite(State(deployed.theta, state)):
         raise ComityError(
             f"The model of {party} is not exported: {name} is not finite, as its training has"
             " diverged."
         )
     federation = job.federation
-    settings = _model_settings(result, party, deployed)
+    settings = _model_settings(result, party, deployed) | more
     network = deployed.task.network
     if isinstance(network, LowRank):  # the exported model does not need the base
         deployed = replace(deployed, theta=network.merged(deployed.theta))
@@ -131,6 +129,27 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     card = _card(settings, schema, {p.name for p in out.iterdir()})
     write_atomically(out / CARD, card)
     return [*_one_class_warnings(result.summary, party), *export_warnings]
+
+
+def _model_of(result: Result, party: str) -> tuple[Deployed, Any, dict[str, Any]]:
+    """Return a party's model, its state of the method, and further content of model.json."""
+    method = result.job.experiment.algorithm
+    if method in PLAIN.values() and not isinstance(result.job.algorithm, METHODS[method]):
+        plain = plain_export(result, party)
+        return plain.deployed, {}, plain.settings
+    if result.job.experiment.model == "modules":
+        raise UsageError(
+            "A model given as modules cannot be exported: use result.model(party) in Python."
+        )
+    deployed, state = result.model(party), result.state(party)
+    if method not in OWN_MODELS:
+        return deployed, state, {}
+    # The state has predictions of single training samples, which are no part of the model.
+    choice = f" ({state.choice})" if isinstance(state, Candidates) else ""
+    own = {"plain": f"{method}{choice}", "set": {}, "privacy": "nothing left it"}
+    if name := own_network(state):
+        own |= {"model": name, "cut": deployed.task.cut}
+    return deployed, {}, own
 
 
 def _one_class_warnings(summary: dict[str, Any], party: str) -> list[str]:
@@ -262,7 +281,9 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
         check(folder, text, code_in(settings["algorithm"], [settings["model"]]), trust)
         weights = read_weights(folder, settings)
         # The algorithm is imported first: it defines the records of its state.
-        algorithm = algorithms.compose(settings["algorithm"], settings["set"])
+        # A model of a party's own is one of SOLO's, whatever has trained it.
+        method = SOLO if settings["algorithm"] in OWN_MODELS else settings["algorithm"]
+        algorithm = algorithms.compose(method, settings["set"])
         state = decode(weights)
         shape = tuple(settings["shape"])
         classes = int(settings["classes"])
@@ -280,7 +301,7 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Unusable) as why:
         raise no_model_in(folder) from why
-    network = models.build(settings["model"], shape, max(1, classes))
+    network = build_portable(settings["model"], shape, classes)
     task = LearningTask(network, classes, settings["cut"] or network.cut)
     dummy = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
     party = Party(0, settings["party"], task, Training(), PartyData(dummy, dummy, dummy))
@@ -330,25 +351,38 @@ def _card(settings: dict[str, Any], schema: Schema | None, files: set[str]) -> s
     promise = " The probability is a softmax, not a promise." if settings["classes"] else ""
     method = display_name(settings["algorithm"])
     shape = "x".join(map(str, settings["shape"]))
+    own_test = f"On its own {settings['test_samples']} test samples"
+    others = "" if "plain" in settings else f" and, through {method}, from others'"
     items = [
-        f"Method: {method}, {settings['rounds']} rounds, seed {settings['seed']}, with the network"
-        f" {settings['model']}.",
+        _about_training(settings, method),
         f"Data: {settings['dataset']}; this party trained on {settings['train_samples']} samples of"
         f" shape {shape}.",
-        f"On its own {settings['test_samples']} test samples: {performance}. On other data it may"
-        " be anything: judge it on samples of your own before it is used.",
+        f"{settings.get('tested') or own_test}: {performance}. On other data it may be anything:"
+        " judge it on samples of your own before it is used.",
         f"It predicts {answers}.",
         f"Use: {command} takes samples as {settings['party']} has them and prints {prints} for"
         f" each. It needs torch and numpy.{promise}",
         *onnx,
         *_about_calibration(settings),
         f"Numbers are scaled by {settings['scaled_by']} (`model.json`, `preprocess`).",
-        f"The weights were learned from this party's data and, through {method}, from others':"
-        " treat them as such.",
+        f"The weights were learned from this party's data{others}: treat them as such.",
         f"Privacy of what left the party for this model: {settings['privacy']}.",
     ]
     text = f"# The model of {settings['party']}\n\n" + "".join(f"- {item}\n" for item in items)
     return text + (_columns(schema) if schema else "")
+
+
+def _about_training(settings: dict[str, Any], method: str) -> str:
+    """Return a sentence about the method, or about the plain model."""
+    if "plain" in settings:
+        return (
+            f"Model: {settings['plain']}, of this party alone, seed {settings['seed']}. Its weights"
+            f" are those of the network {settings['model']}: it predicts without scikit-learn."
+        )
+    return (
+        f"Method: {method}, {settings['rounds']} rounds, seed {settings['seed']}, with the network"
+        f" {settings['model']}."
+    )
 
 
 def _about_calibration(settings: dict[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ from comity.runs.run_warnings import When, upgrade_warnings
 from comity.studies.against import AgainstEach
 from comity.studies.compare import COMPARISON, Findings, run_folder
 from comity.studies.cross_validation import by_repeat
+from comity.studies.estimate import Estimate
 from comity.studies.method_summary import MethodSummary, figure_of
 from comity.studies.overall_verdict import OverallVerdict
 from comity.studies.party_verdicts import PartyVerdict
@@ -149,7 +150,8 @@ class Comparison:
         """Return a data frame.
 
         "methods" has one row per method, "answers" one per party and method, and "metrics" the rows
-        of metrics.csv of all runs. In "answers", `verdict` is about that method alone, and
+        of metrics.csv of all runs. Gains have their interval (`low`, `high`) and their standard
+        error. In "answers", `verdict` is about that method alone, and
         `party_verdict` about the choice between all methods.
         """
         if what == "methods":
@@ -162,7 +164,7 @@ class Comparison:
                         "party_verdict": answer.verdict,
                         "method": method,
                         "verdict": gain.verdict,
-                        **asdict(gain),
+                        **_gain_columns(gain),
                     }
                     for answer in self.answers
                     for method, gain in answer.methods.items()
@@ -192,7 +194,7 @@ class Comparison:
             "spread": row.spread if row.mean is not None else None,
             "worst": row.worst_mean,
         }
-        gain = dict.fromkeys(("gain", "low", "high")) if row.gain is None else asdict(row.gain)
+        gain = _gain_columns(row.gain)
         row_caveats = {"caveats": "; ".join(row.caveats)}
         return (
             {"method": row.algorithm, "metric": row.metric}
@@ -208,6 +210,14 @@ class Comparison:
         from comity.reading import report
 
         return report(self, out=out, trust=trust)
+
+
+def _gain_columns(gain: Estimate | None) -> dict[str, float | None]:
+    """The columns of a gain in a data frame; empty ones without a gain."""
+    if gain is None:
+        return dict.fromkeys(("gain", "low", "high", "standard_error"))
+    error = gain.variances.error if gain.variances else None
+    return {"gain": gain.gain, "low": gain.low, "high": gain.high, "standard_error": error}
 
 
 def open_comparison(

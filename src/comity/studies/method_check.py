@@ -26,7 +26,13 @@ from comity.core.validate import MessageValidator
 from comity.data import Federation, load
 from comity.engines.engine import Engine, Inboxes, Sites
 from comity.engines.loop import LoopEngine, Sequential
-from comity.engines.purity import LineFinder, UnkeyedDraw, generator_states
+from comity.engines.purity import (
+    LineFinder,
+    UnkeyedDraw,
+    UnseededFinder,
+    comparing_contents,
+    generator_states,
+)
 from comity.engines.site_store import SiteStore
 from comity.errors import UsageError, describe
 from comity.metrics.evaluation import Evaluation
@@ -132,7 +138,8 @@ class MethodCheck:
 
     def _purity(self) -> str:
         try:
-            figure = self._reference.summary[self._reference.job.metric.name]["mean"]
+            with comparing_contents():
+                figure = self._reference.summary[self._reference.job.metric.name]["mean"]
         except UnkeyedDraw as why:
             raise self._with_line(why) from why
         return (
@@ -149,7 +156,15 @@ class MethodCheck:
         return UnkeyedDraw(why.function, why.whose, finder.place or why.place, why.key)
 
     def _repeatability(self) -> str:
-        _compare(self._reference, self._from_new_process("repeated"), REPEAT)
+        try:
+            _compare(self._reference, self._from_new_process("repeated"), REPEAT)
+        except Differs as why:
+            finder = UnseededFinder()
+            with suppress(Exception), finder:
+                self.run("unseeded")
+            if not finder.places:
+                raise
+            raise Differs(str(why).replace(REPEAT, UNSEEDED.format(finder.places[0]))) from why
         return "a second run, in a new process, is equal to the bit"
 
     def _resume(self) -> str:
@@ -246,6 +261,10 @@ class MethodCheck:
 REPEAT = (
     "look for random numbers without a key, for loops over a set, and for values that depend on"
     " the time or the process."
+)
+UNSEEDED = (
+    "a random generator gets no seed ({}), so that every run draws other numbers: draw with"
+    " key.numpy() or generator=key.generator()."
 )
 RESUME = (
     "what must outlast a round belongs in the server's state or a party's state, not in a variable"

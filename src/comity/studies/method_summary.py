@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from comity.algorithms import find, options
+from comity.algorithms import find, names, options
 from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
-from comity.names import OWN_MODELS, display_name
-from comity.plugins import is_code
+from comity.names import OWN_MODELS
 from comity.privacy.account import epsilon_for_json, format_epsilon, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.runs.step_warnings import step_warnings
@@ -241,7 +240,10 @@ def method_summary(
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
-        caveats=[*_caveats(algorithm, summaries), *caveats_of_constants(algorithm, of_parties)],
+        caveats=[
+            *_caveats(algorithm, summaries),
+            *caveats_of_constants(algorithm, of_parties, _composition(summaries)),
+        ],
         epsilon=_largest_epsilon(summaries),
         has_noise=any((summary.get("privacy") or {}).get("unit") for summary in summaries),
         rounds=_mean([summary["rounds"] for summary in summaries]),
@@ -290,33 +292,44 @@ def _caveats(algorithm: str, summaries: Sequence[Mapping[str, Any]]) -> list[str
     return [f"{algorithm}, {_name_runs(runs)}: {text}" for text, runs in runs_with.items()]
 
 
-def caveats_of_constants(algorithm: str, gains: Mapping[str, Estimate]) -> list[str]:
+def caveats_of_constants(
+    algorithm: str, gains: Mapping[str, Estimate], composition: str
+) -> list[str]:
     """Return a caveat if all parties are clearly hurt by a method whose losses have weights.
 
     The defaults are those of papers. With another network or step size they may be far too large.
 
     Args:
-        algorithm: The name of the method.
+        algorithm: The name of the method for display.
         gains: The parties' gains.
+        composition: The method as its runs name it. A name for display does not tell a user's file
+            from one of the methods here. A user's file is left out: a report does not run it.
     """
     hurt = [gain for gain in gains.values() if gain.hurt]
     if len(hurt) < FEWEST_TO_LEAVE_OUT or len(hurt) < len(gains) or algorithm in OWN_MODELS:
         return []
-    specs = [parse(part) for part in split(algorithm, "+")]
+    specs = [parse(part) for part in split(composition, "+")]
+    # An installed plugin of the runs may be missing where the report is written.
+    known = set(names())
     weights = {
         f"{spec.name}'s {name}": f"{spec.name}({name}=...)"
         for spec in specs
-        if not is_code(spec.name)
+        if spec.name in known
         for name, option in options(find(spec.name)).items()
         if "weight of" in option.doc
     }
     if not weights:
         return []
     return [
-        f"{display_name(algorithm)}: all {len(gains)} parties are clearly hurt. The weights of its"
+        f"{algorithm}: all {len(gains)} parties are clearly hurt. The weights of its"
         f" losses ({join_names(list(weights))}) were chosen for the networks and step sizes of its"
         f" paper: try smaller ones, as in '{next(iter(weights.values()))}'."
     ]
+
+
+def _composition(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """Return the method as its runs name it; empty without a finished run."""
+    return str(summaries[0].get("algorithm", "")) if summaries else ""
 
 
 def _name_runs(runs: Sequence[Mapping[str, Any]]) -> str:

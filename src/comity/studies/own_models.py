@@ -10,7 +10,6 @@ All of these are written as runs: `plain-linear`, `plain-boosting` and `own-mode
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections import Counter
@@ -20,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from comity.base.key import Key
 from comity.base.samples import Ints, PartyData
+from comity.components.own_models import Choice, choose, held_out_answers
+from comity.components.plain_models import fit
 from comity.core.server import Note
 from comity.data import Federation
 from comity.data.protocols import training_folds
 from comity.data.split import Share
 from comity.errors import UsageError
-from comity.measure.cross_validation import OutOfFold, join_answers
 from comity.metrics.evaluation import Answers, Evaluation, evaluate_logits
-from comity.metrics.metrics import ACCURACY, Metric
+from comity.metrics.metrics import TWO
+from comity.metrics.out_of_fold import join_answers
 from comity.models import CustomModel
 from comity.names import OWN_MODEL, PLAIN
 from comity.runs import config
@@ -48,7 +47,6 @@ from comity.runs.tables import METRICS as METRICS_TABLE
 from comity.runs.tables import TIMING
 from comity.runs.trust import code_of, mark
 from comity.studies.parallel import finished_summary
-from comity.studies.plain_models import fit
 
 AUTO = "auto"
 MOST_NAMED = 12
@@ -95,15 +93,6 @@ def plain_models_for(text: str, federation: Federation) -> tuple[str, ...]:
             f" {federation.shape}. Leave out --plain."
         )
     return kinds
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which model a party has chosen, by cross-validation over its training samples."""
-
-    model: str
-    scores: Mapping[str, float | None]
-    """The metric of the comparison, by model; None where it is not defined."""
 
 
 def run_own_models(
@@ -154,36 +143,6 @@ def run_own_models(
     return {name: summary for name, summary in summaries.items() if summary is not None}
 
 
-def choose(predictions: Mapping[str, Answers], folds: Ints, metric: Metric) -> Choice:
-    """Return the model whose predictions of a party's training samples, each by a model of the
-    other folds, are best.
-
-    A metric that is not defined there is replaced by accuracy; of equal models the first is chosen.
-    """
-    order = torch.from_numpy(folds)
-    scores = {
-        name: _score(OutOfFold(answers, order, torch.arange(len(order))), metric)
-        for name, answers in predictions.items()
-    }
-    best, by = scores, metric
-    if all(score is None for score in scores.values()):
-        by = ACCURACY
-        best = {
-            name: None if answers.amounts else float(answers.right.double().mean())
-            for name, answers in predictions.items()
-        }
-    model = max(
-        best,
-        key=lambda name: -math.inf if (value := best[name]) is None else by.sign * value,
-    )
-    return Choice(model, scores)
-
-
-def _score(predictions: OutOfFold, metric: Metric) -> float | None:
-    value = predictions.value(metric)
-    return value if value is not None and math.isfinite(value) else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class _OwnModelRun(SimulatedRun):
     """A run in which nothing is exchanged, and scikit-learn trains."""
@@ -214,14 +173,8 @@ def _train(
     for name, party in data.items():
         model = fit(kind, party.train, classes, folds[name])
         evaluations[name] = evaluate_logits(model.logits, classes, party, True, metric)
-        predictions[name] = _held_out(party, model.out_of_fold, classes)
+        predictions[name] = held_out_answers(party, model.out_of_fold, classes)
     return evaluations, predictions
-
-
-def _held_out(party: PartyData, logits: Tensor, classes: int) -> Answers:
-    """Return logits of a party's training samples as predictions."""
-    held_out = replace(party, validation=party.validation.take([]), test=party.train)
-    return _answers(evaluate_logits(lambda x: logits, classes, held_out, True))
 
 
 def _answers(evaluation: Evaluation) -> Answers:
@@ -346,6 +299,9 @@ def _write(
             "discarded": [],
             "privacy": job.privacy.account().summary(()),
         }
+        missed = {name: labels for name, a in answers.items() if (labels := a.never_predicted())}
+        if missed and job.info.task.classes > TWO:
+            course["never_predicted"] = missed
         if choices is not None:
             course["own_models"] = {
                 name: {"model": choice.model, "scores": dict(choice.scores)}

@@ -294,22 +294,43 @@ def _level(
     metric: Metric,
     own_model: str,
 ) -> PartyVerdict:
-    """Return the verdict where no method has a clear difference."""
-    best = max(gains, key=lambda method: gains[method].gain)
+    """Return the verdict where no method clearly helps and not all clearly hurt.
+
+    It is about the best of the methods that do not clearly hurt: only their difference is unclear.
+    """
+    unclear = {method: gain for method, gain in gains.items() if not gain.hurt}
+    best = max(unclear, key=lambda method: unclear[method].gain)
     gain = gains[best]
     tests = round(statistics.fmean(sum(of_seed.test) for of_seed in counts))
-    if metric.bounded and gain.high - gain.low > 2 * TOO_WIDE:
-        over = f" over its own model{own_model}" if own_model else ""
+    over = f" over its own model{own_model}" if own_model else ""
+    to = f" to its own model{own_model}" if own_model else ""
+    is_wide = metric.bounded and gain.high - gain.low > 2 * TOO_WIDE
+    # A gain that is so uncertain is no guess of the true one.
+    guess = replace(gain, gain=min(PLAUSIBLE, abs(gain.gain))) if is_wide else gain
+    if len(unclear) < len(gains):
+        worse = {method: gain for method, gain in gains.items() if gain.hurt}
+        says = (
+            f"no method clearly helps{over}; clearly worse: {_best_of(worse)}; not clear:"
+            f" {_best_of(unclear)}"
+        )
+    elif is_wide:
         says = (
             f"too uncertain to decide; {best} gives {gain}{over}; until it has more samples, go by"
             " the gains of the other parties, and test any model on new samples before use"
         )
-        # A gain that is so uncertain is no guess of the true one.
-        power = Power.of(replace(gain, gain=min(PLAUSIBLE, abs(gain.gain))), tests)
-        return PartyVerdict(party, "level", says, None, gains, power)
-    to = f" to its own model{own_model}" if own_model else ""
-    says = f"no clear difference{to}; {best} gives {gain}"
-    return PartyVerdict(party, "level", says, None, gains, Power.of(gain, tests))
+    else:
+        says = f"no clear difference{to}; {best} gives {gain}"
+    return PartyVerdict(party, "level", says, None, gains, Power.of(guess, tests))
+
+
+def _best_of(gains: Mapping[str, Estimate]) -> str:
+    """Return the method with the largest of these gains and that gain, and how many more there
+    are.
+    """
+    best = max(gains, key=lambda method: gains[method].gain)
+    more = len(gains) - 1
+    others = f", and {more} more method{'s' if more > 1 else ''}" if more else ""
+    return f"{best}, {gains[best]}{others}"
 
 
 def describe_own_model(choices: Mapping[str, int]) -> str:

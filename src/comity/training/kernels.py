@@ -156,7 +156,7 @@ def squared_error(predictions: Tensor, y: Tensor) -> Tensor:
     return (predictions.squeeze(-1) - y).square().mean()
 
 
-def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+def mean_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """The mean cross entropy of a batch. Within `vmap` it is one batched call for all parties,
     which is faster than torch's rule.
     """

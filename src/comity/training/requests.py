@@ -205,7 +205,7 @@ def plain(task: LearningTask, theta: Params, batch: Batch, aux: object) -> Tenso
     return task.loss(theta, batch)
 
 
-def gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, Params]:
+def value_and_gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, Params]:
     """A function's value at `theta` and its gradient there, for steps other than plain descent.
     Buffers have no gradient.
     """

@@ -18,7 +18,7 @@ from comity.base.key import Key
 from comity.base.record import Params, is_buffer
 from comity.errors import UsageError
 from comity.training.gradient_count import count_pass
-from comity.training.kernels import cross_entropy, squared_error
+from comity.training.kernels import mean_cross_entropy, squared_error
 
 
 class Network(Protocol):
@@ -224,7 +224,9 @@ class LearningTask:
 
     def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
         """The loss of logits and their representation. Wrappers add their terms here."""
-        return cross_entropy(logits, batch.y) if self.classes else squared_error(logits, batch.y)
+        return (
+            mean_cross_entropy(logits, batch.y) if self.classes else squared_error(logits, batch.y)
+        )
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
         """The training loss of a batch."""

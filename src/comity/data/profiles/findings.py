@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
+from comity.data.conversions import Spread, unit_groups
 from comity.data.profiles.edges import CODES
 from comity.data.profiles.profile import (
     QUANTILES,
@@ -85,7 +86,11 @@ def _middle(figures: ColumnProfile) -> float | None:
 
 
 def _scale_findings(column: ProfiledColumn, parties: Mapping[str, ColumnProfile]) -> list[str]:
-    """Parties whose median lies outside of what most values are elsewhere, by a large factor."""
+    """Parties whose median lies outside of what most values are elsewhere, by a large factor, and
+    groups of parties whose medians are apart.
+    """
+    if groups := _groups_apart(column.name, parties):
+        return groups
     middles = {name: _middle(figures) for name, figures in parties.items()}
     present = {name: value for name, value in middles.items() if value is not None}
     sentences = []
@@ -99,21 +104,48 @@ def _scale_findings(column: ProfiledColumn, parties: Mapping[str, ColumnProfile]
         spans = [_known_quantiles(parties[party]) for party in present if party != name]
         if any(min(span) <= value <= max(span) for span in spans):
             continue
-        factor = max(value / usual, usual / value)
-        reason = next(
-            (
-                f", {text}"
-                for known_factor, text in KNOWN_FACTORS.items()
-                if abs(factor / known_factor - 1) <= FACTOR_TOLERANCE
-            ),
-            "",
-        )
-        larger = "larger" if abs(value) > abs(usual) else "smaller"
         sentences.append(
             f"{column.name} has a median of about {value:.3g} at {name} and {usual:.3g} elsewhere,"
-            f" {factor:.3g} times {larger}{reason}: another unit?"
+            f" {_ratio(value, usual)}: another unit?"
         )
     return sentences
+
+
+def _ratio(value: float, usual: float) -> str:
+    """How many times larger or smaller a median is, and what that may come from."""
+    factor = max(value / usual, usual / value)
+    reason = next(
+        (
+            f", {text}"
+            for known_factor, text in KNOWN_FACTORS.items()
+            if abs(factor / known_factor - 1) <= FACTOR_TOLERANCE
+        ),
+        "",
+    )
+    larger = "larger" if abs(value) > abs(usual) else "smaller"
+    return f"{factor:.3g} times {larger}{reason}"
+
+
+def _groups_apart(column: str, parties: Mapping[str, ColumnProfile]) -> list[str]:
+    """Sentences about several parties that may have another unit than several others."""
+    spreads = {}
+    for name, figures in parties.items():
+        middle, known = _middle(figures), _known_quantiles(figures)
+        if middle is not None:
+            spreads[name] = Spread(known[0], middle, known[-1])
+    groups = unit_groups(column, spreads)
+    if sum(len(group) > 1 for group in groups) < 2:
+        return []
+    medians = [median(spreads[name].middle for name in group) for group in groups]
+    most = max(groups, key=len)
+    usual = medians[groups.index(most)]
+    return [
+        f"{column} has a median of about {value:.3g} at {join_names(group)} and {usual:.3g} at"
+        f" {join_names(most)}, {_ratio(value, usual)}: another unit? Numbers cannot show which side"
+        " is right."
+        for group, value in zip(groups, medians, strict=True)
+        if group != most
+    ]
 
 
 def _code_findings(column: ProfiledColumn, parties: Mapping[str, PartyProfile]) -> list[str]:

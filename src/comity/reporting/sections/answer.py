@@ -40,6 +40,7 @@ from comity.reporting.sections.gains import (
     summaries_of,
     too_few,
 )
+from comity.reporting.sections.reliability import reliability
 from comity.runs.config import WHERE
 from comity.runs.run_warnings import read_warnings, warning_texts
 from comity.runs.summary import blocks
@@ -133,7 +134,8 @@ def methods(group: RunGroup, folder: Path, target: float | None = None) -> Secti
         title = f"{against.method} against each"
         section.blocks.append(Table(AGAINST, title, HEADS, against.rows))
         section.say(against.reading)
-    section.blocks += [*_ideas(group), *_other_metrics(group), *absences(group)]
+    section.blocks += [*_ideas(group), *_other_metrics(group), *reliability(group)]
+    section.blocks += absences(group)
     return section
 
 
@@ -243,7 +245,8 @@ def _step_warnings(group: RunGroup) -> list[str]:
     """Return the warnings about the steps of the methods, once for all seeds."""
     if group.site:  # a site knows its own steps only
         return []
-    return compare_steps({method.name: method.summaries for method in group.methods}, False)
+    trained = [method for method in group.methods if not method.of_scikit_learn]
+    return compare_steps({method.name: method.summaries for method in trained}, False)
 
 
 def _differing_settings(group: RunGroup, expected: Collection[str]) -> list[str]:

@@ -21,8 +21,13 @@ from comity.charts.encodings import (
 from comity.reporting.blocks import Section
 from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.gather import Method, RunGroup
+from comity.text import join_names
 from comity.units import deviation
 
+MOST_BANDS = 3
+"""The most methods whose bands are drawn at first: more of them cover each other and the lines."""
+BANDS = 0.15
+"""The opacity of bands."""
 MAX_ROWS = 20_000
 """The parties' lines are thinned to about this many rows, so that the page opens quickly."""
 
@@ -204,7 +209,8 @@ def _by_round(data: Data, group: RunGroup, alt: str) -> Chart:
         "each party's line",
         ((("layer", 0, "transform", 0, "filter"), "datum.party != ''", "false"), *axes),
     )
-    boxes = () if group.site else (box,)  # the line of a single site is the mean
+    own = () if group.site else (box,)  # the line of a single site is the mean
+    boxes = (*own, *_band_boxes(group, 1))
     return Chart(
         f"{group.metric.name}-by-round",
         f"{capitalize_first(group.metric.title)} by round",
@@ -214,6 +220,14 @@ def _by_round(data: Data, group: RunGroup, alt: str) -> Chart:
         boxes,
         half=True,
     )
+
+
+def _band_boxes(group: RunGroup, layer: int) -> tuple[Checkbox, ...]:
+    """Return the box that shows bands, which are in that layer; none without bands."""
+    if not has_seeds(group):
+        return ()
+    path = ("layer", layer, "mark", "opacity")
+    return (Checkbox("bands", ((path, BANDS, 0.0),), len(group.methods) <= MOST_BANDS),)
 
 
 def _by_bytes(data: Data, group: RunGroup, alt: str, byte_counts: list[float]) -> Chart:
@@ -246,14 +260,16 @@ def _by_bytes(data: Data, group: RunGroup, alt: str, byte_counts: list[float]) -
         "layer": [*layers, solo_line],
     }
     box = log_checkbox(x, *(("layer", k, "encoding", "x") for k in range(len(layers))))
-    if group.baseline:
-        alt += " Training alone, which sends nothing in its rounds: the dashed line."
+    alone = [method.name for method in group.methods if method.alone]
+    if alone:
+        lines = "the dashed line" if len(alone) == 1 else "a dashed line each"
+        alt += f" Without bytes in their rounds: {join_names(alone)}, {lines}."
     return Chart(
         f"{group.metric.name}-by-bytes",
         f"{capitalize_first(group.metric.title)} by bytes",
         alt,
         data,
         spec,
-        (box,),
+        (box, *_band_boxes(group, 0)),
         half=True,
     )

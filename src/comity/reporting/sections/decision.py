@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from comity.names import SOLO
+from comity.names import OWN_MODEL, SOLO
 from comity.reporting.gather import RunGroup
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average
+from comity.studies.own_models import MOST_NAMED, count_choices
 from comity.studies.power import Power
 from comity.text import join_names, shell_line
 
@@ -45,7 +46,10 @@ def next_step(
     if group.site:
         return ""
     if gain.hurt:
-        return "Train each party alone: the methods compared here cost more than they give."
+        return (
+            "Train each party alone: the methods compared here cost more than they give."
+            f"{_own_models(group)}"
+        )
     if gain.helped:
         return _use(best, group)
     power = Power.of(gain, samples_tested(group))
@@ -60,7 +64,47 @@ def next_step(
     if gaining:
         return f"Only {join_names(gaining)} can expect to gain. {_use(best, group)}"
     more = " Or collect more samples, and compare again." if power and power.more_samples else ""
-    return f"Train alone for now, which costs nothing.{more}"
+    return f"Train alone for now, which costs nothing.{_own_models(group)}{more}"
+
+
+def _own_models(group: RunGroup, only: Sequence[str] | None = None) -> str:
+    """Name the own model of each party, or of `only` these, with the commands to get it; empty if
+    no plain models were trained.
+    """
+    own = next((method for method in group.methods if method.name == OWN_MODEL), None)
+    choices = count_choices(own.summaries) if own else {}
+    parties: dict[str, list[str]] = {}
+    for party, counts in choices.items():
+        if only is None or party in only:
+            parties.setdefault(max(counts, key=lambda name: counts[name]), []).append(party)
+    folders = {
+        method.name: method.finished[0].folder for method in group.methods if method.finished
+    }
+    texts = [
+        f"{_few(names)} with {model} ({_get(folders[model], model, group.folds)})"
+        for model, names in sorted(parties.items(), key=lambda item: -len(item[1]))
+        if model in folders
+    ]
+    return f" The best model of one's own: {'; '.join(texts)}." if texts else ""
+
+
+def _few(parties: Sequence[str]) -> str:
+    return join_names(list(parties)) if len(parties) <= MOST_NAMED else f"{len(parties)} parties"
+
+
+def _get(run: Path, model: str, folds: int) -> str:
+    """Return the commands that export a model of a party's own. Of a plain model, the one that is
+    trained for it has seen all samples.
+    """
+    if folds > 1 and not model.startswith(PLAIN):
+        return _train_and_export(run)
+    return shell_line("comity", "export", run, "--party", "NAME")
+
+
+def _train_and_export(run: Path) -> str:
+    name = "final" if run.parent.name != SOLO else "final-solo"
+    train = shell_line("comity", "run", run / "config.toml", "--test", "own(0.1)", "--out", name)
+    return f"{train}, and comity export {name} --party NAME"
 
 
 def _use(best: MethodSummary, group: RunGroup) -> str:
@@ -68,14 +112,16 @@ def _use(best: MethodSummary, group: RunGroup) -> str:
     method = next(method for method in group.methods if method.name == best.algorithm)
     run = method.finished[0].folder
     hurt = [party for party, estimate in best.gains.items() if estimate.hurt]
-    keep = f" {join_names(hurt)}, clearly hurt, should keep a model of their own." if hurt else ""
-    if group.folds > 1:  # no run of a fold trains on all samples
-        train = shell_line(
-            "comity", "run", run / "config.toml", "--test", "own(0.1)", "--out", "final"
+    keep = ""
+    if hurt:
+        keep = (
+            f" {join_names(hurt)}, clearly hurt, should keep a model of their own."
+            f"{_own_models(group, hurt)}"
         )
+    if group.folds > 1:  # no run of a fold trains on all samples
         return (
             "Train a final model on nine tenths of all samples, as no fold did, then export it:"
-            f" {train}, and comity export final --party NAME.{keep}"
+            f" {_train_and_export(run)}.{keep}"
         )
     command = shell_line("comity", "export", run, "--party", "NAME")
     return f"Export a party's model: {command}.{keep}"

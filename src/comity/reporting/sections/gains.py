@@ -102,10 +102,16 @@ def gains_by_seed(group: RunGroup, method: Method) -> dict[int, list[Gain]]:
     if group.folds > 1:
         return gains_in_folds(group, method, group.baseline)
     return {
-        run.seed: gains_between(run, baseline)
+        run.seed: _reported_gains(run) or gains_between(run, baseline)
         for run in method.finished
         if (baseline := group.baseline_run(run)) and baseline is not run
     }
+
+
+def _reported_gains(run: Run) -> list[Gain]:
+    """Return the gains that sites have computed over what they have alone, if they report any."""
+    reported = (run.summary or {}).get("gained", {})
+    return [Gain(party, **figures) for party, figures in reported.items()]
 
 
 def too_few(group: RunGroup) -> dict[int, list[str]]:

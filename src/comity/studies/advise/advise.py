@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from comity.studies.cross_validation import fold_seeds
 from comity.studies.method_settings import split_settings
 from comity.studies.own_models import AUTO, plain_models_for
 from comity.studies.parallel import cached_federations, with_one_worker
+from comity.studies.power import MOST_REPEATS
 
 ADVICE = "advice.json"
 RACE_FOLDER = "race"
@@ -61,6 +62,10 @@ class Advice:
     similar: int
     """The number of similar federations that the prior knows."""
     folder: Path
+    own_models: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """On tables: by party, the models that were best within its training samples, the most frequent
+    first, with the number of folds.
+    """
 
     def candidate(self, method: str) -> Candidate:
         """Return the costs of a method."""
@@ -73,6 +78,7 @@ class Advice:
             "verdict": self.verdict.plain(),
             "metric": self.metric,
             "baseline": race.baseline,
+            "own_models": {party: dict(models) for party, models in self.own_models.items()},
             "command": self.command,
             "candidates": [c.plain() for c in self.candidates],
             "left_out": [vars(o) for o in self.left_out],
@@ -121,6 +127,7 @@ def advise(
     max_bytes: float | None = None,
     budget_time: float | None = None,
     max_hurt: int | None = None,
+    repeats: int = 1,
     settings: Mapping[str, Any] | None = None,
     in_python: bool = False,
 ) -> Advice:
@@ -141,11 +148,14 @@ def advise(
         max_bytes: The most bytes that the final run may send.
         budget_time: The most seconds that the race may take.
         max_hurt: How many parties the method may clearly hurt; default: any number.
+        repeats: How many seeds the method that is tested runs with on each fold.
         settings: The settings that the user gave, for the command that trains the final model.
         in_python: Whether that command is a call in Python.
     """
     if not 0 < margin < 100:
         raise UsageError(f"margin is a number of points between 0 and 100, not {margin!r}.")
+    if not 1 <= repeats <= MOST_REPEATS:
+        raise UsageError(f"repeats is a number from 1 to {MOST_REPEATS}, not {repeats}.")
     folds = folds_of(base.test)
     if folds < 2:
         raise UsageError(
@@ -171,7 +181,7 @@ def advise(
         judged_by(first, present.classes), methods, present, model, max_bytes
     )
     # Under a privacy budget there is no half: noise is solved for the number of rounds.
-    rule = RaceRule(folds=folds, margin=margin / 100, half=not base.budget)
+    rule = RaceRule(folds=folds, margin=margin / 100, half=not base.budget, repeats=repeats)
     alone = prepare(first.but(algorithm=SOLO, set={}, budget=None), present, model)
     claim_folder(out, base, alone)
     traits = FederationTraits.of(describe(alone))
@@ -209,6 +219,7 @@ def advise(
         runner.seconds,
         prior.similar(traits) if prior else 0,
         out,
+        runner.own_models(race.folds_of(SOLO)),
     )
     write_atomically(out / ADVICE, json.dumps(with_crc(advice.plain()), indent=2) + "\n")
     return advice

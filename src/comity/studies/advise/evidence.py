@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,20 +40,28 @@ class FoldOutcome:
 
 @dataclass(frozen=True)
 class TrainingNoise:
-    """How much two trainings on other folds differ beyond what their test samples explain.
+    """What is assumed about how the difference between two methods varies over trainings.
 
-    A few folds say little about that. So the variance is estimated from an assumption and from the
-    folds of the two methods at hand, each with its weight, as in a moderated t-test (Smyth 2004).
+    It has two parts. The choice of training samples matters less the more there are. The seed
+    (first weights, order of batches) matters however many samples there are, and more for methods
+    that disagree on many samples; it is averaged out by folds and repeats. The figures were
+    measured on development federations (`benchmarks/advise.py`).
+
+    A few folds say little about the seed's part. So it is estimated from this assumption and from
+    the runs of the two methods at hand, each with its weight, as in a moderated t-test (Smyth
+    2004).
     """
 
-    spread: float = 0.02
-    """The standard deviation of the mean difference between two methods over trainings: that of the
-    development federations of `benchmarks/advise_landscape.py`.
+    seeds: float = 2.5e-3
+    """The variance over seeds, relative to the variance of a sample's difference."""
+    party_seeds: float = 0.02
+    """The same of one party's difference, of which fewer trainings are the mean."""
+    sets: float = 0.5
+    """The variance over training sets, relative to the variance due to test samples if all samples
+    were tested on.
     """
-    party_spread: float = 0.06
-    """The same of one party's difference."""
-    freedom: float = 8.0
-    """How many folds this counts for."""
+    freedom: float = 4.0
+    """How many degrees of freedom the assumption on seeds counts for."""
 
 
 @dataclass(frozen=True)
@@ -73,23 +81,31 @@ class PairedTest:
         return ERROR / (2 * max(1, self.comparisons))
 
     def difference(
-        self, now: Sequence[FoldOutcome], before: Sequence[FoldOutcome], party: str | None = None
+        self,
+        now: Sequence[Sequence[FoldOutcome]],
+        before: Sequence[Sequence[FoldOutcome]],
+        party: str | None = None,
     ) -> Estimate:
         """Return the difference between two methods on the same folds.
 
         Args:
-            now: The outcomes of one method, by fold.
+            now: The outcomes of one method, by fold and repeat.
             before: Those of the other method on the same folds.
             party: Only this party; default: the mean over parties.
 
         The variance of test samples is estimated within parties, as the parties themselves are
-        given, and samples of a party are compared in pairs. The variance of training is that
-        between folds; training sets of two folds overlap, so it falls more slowly than with their
-        number (Nadeau and Bengio 2003).
+        given, and samples of a party are compared in pairs. That of training sets does not fall to
+        zero with the number of folds, as training sets of two folds overlap (Nadeau and Bengio
+        2003). That of seeds is `between` of the result.
         """
-        present = set.intersection(*(set(outcome.values) for outcome in (*now, *before)))
+        repeats = min(len(of_fold) for of_fold in (*now, *before))
+        every = [outcome for of_fold in (*now, *before) for outcome in of_fold[:repeats]]
+        present = set.intersection(*(set(outcome.values) for outcome in every))
         names = sorted(present & {party} if party else present)
-        by_fold = _differences(now, before, names)
+        by_repeat = [
+            _differences([f[r] for f in now], [f[r] for f in before], names) for r in range(repeats)
+        ]
+        by_fold = _mean_over_repeats(by_repeat)
         pooled = [
             [d for of_fold in by_fold for d in of_fold[k]]
             for k in range(len(names))
@@ -98,17 +114,23 @@ class PairedTest:
         if not pooled:
             return Estimate(0.0, -1.0, 1.0)
         resolution = max(
-            (abs(v) for o in (*now, *before) for name in names for v in o.values[name]), default=1.0
+            (abs(v) for o in every for name in names for v in o.values[name]), default=1.0
         )
         gain = statistics.fmean(map(statistics.fmean, pooled))
         sampling = sum(_error(d, resolution) ** 2 for d in pooled) / len(pooled) ** 2
-        spread = self.noise.party_spread if party else self.noise.spread
-        more = len(by_fold) - 1
-        between = max(0.0, _excess(by_fold, sampling * len(by_fold)))
+        tested, folds = len(by_fold), max(2, self.folds)
+        if_all = sampling * tested / folds
+        sets = self.noise.sets * if_all * (1 / tested + 1 / (folds - 1))
+        ratio = self.noise.seeds if party is None else self.noise.party_seeds
+        assumed = ratio * _disagreement(by_repeat, resolution)
+        if repeats > 1:
+            more, observed = tested * (repeats - 1), _over_repeats(by_repeat)
+        else:
+            more, observed = tested - 1, _excess(by_fold, sampling * tested)
         freedom = self.noise.freedom + more
-        variance = (self.noise.freedom * spread**2 + more * between) / freedom
+        seeds = (self.noise.freedom * assumed + more * max(0.0, observed)) / freedom
         variances = Variances(
-            sampling, variance, len(by_fold), max(2, self.folds), self.tail, freedom
+            sampling + sets, seeds, tested * repeats, tail=self.tail, freedom=freedom
         )
         half = variances.quantile * variances.error
         return Estimate(gain, gain - half, gain + half, variances)
@@ -122,6 +144,59 @@ def _differences(
         [[x - y for x, y in zip(a.values[name], b.values[name], strict=True)] for name in names]
         for a, b in zip(now, before, strict=True)
     ]
+
+
+def _mean_over_repeats(
+    by_repeat: Sequence[Sequence[Sequence[Sequence[float]]]],
+) -> list[list[list[float]]]:
+    """Return the differences by fold, party and sample, mean over repeats."""
+    if len(by_repeat) == 1:
+        return [[list(d) for d in of_fold] for of_fold in by_repeat[0]]
+    return [
+        [
+            [statistics.fmean(d) for d in zip(*runs, strict=True)]
+            for runs in zip(*folds, strict=True)
+        ]
+        for folds in zip(*by_repeat, strict=True)
+    ]
+
+
+def _disagreement(
+    by_repeat: Sequence[Sequence[Sequence[Sequence[float]]]], resolution: float
+) -> float:
+    """Return the variance of a sample's difference in one run, mean over parties and repeats."""
+    variances = []
+    for by_fold in by_repeat:
+        for of_party in zip(*by_fold, strict=True):
+            joined = [d for of_fold in of_party for d in of_fold]
+            if joined:
+                variances.append(len(joined) * _error(joined, resolution) ** 2)
+    return statistics.fmean(variances)
+
+
+def _over_repeats(by_repeat: Sequence[Sequence[Sequence[Sequence[float]]]]) -> float:
+    """Return the variance of a fold's mean difference over seeds, beyond what its test samples
+    explain, mean over folds.
+    """
+    excess = []
+    for runs in zip(*by_repeat, strict=True):  # of one fold, by repeat, party and sample
+        means = [statistics.fmean(statistics.fmean(d) for d in of_run if d) for of_run in runs]
+        within = 0.0
+        parties = [of_party for of_party in zip(*runs, strict=True) if of_party[0]]
+        for of_party in parties:
+            centre = [statistics.fmean(d) for d in zip(*of_party, strict=True)]
+            residues = [[x - c for x, c in zip(d, centre, strict=True)] for d in of_party]
+            # divided by the number of repeats - 1, as the residues of a sample sum to zero
+            spread = sum(map(statistics.pvariance, residues)) / (len(runs) - 1)
+            within += spread / len(centre)
+        excess.append(statistics.variance(means) - within / len(parties) ** 2)
+    return statistics.fmean(excess)
+
+
+def further(variances: Variances, noise: TrainingNoise, folds: int, repeats: int) -> Variances:
+    """Return the variances of a difference that is tested on so many folds and repeats."""
+    more = folds * (repeats - 1) if repeats > 1 else folds - 1
+    return replace(variances, runs=folds * repeats, freedom=noise.freedom + more)
 
 
 def _error(differences: Sequence[float], resolution: float) -> float:

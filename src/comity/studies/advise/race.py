@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from comity.names import SOLO, display_name
@@ -75,6 +75,8 @@ class RaceRule:
     least: int = 4
     """The least number of methods that start."""
     noise: TrainingNoise = field(default_factory=TrainingNoise)
+    repeats: int = 1
+    """How many seeds a finalist is tested with on each fold."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,36 @@ class Step:
     method: str
     fold: int
     half: bool
+    repeat: int = 0
+    """Which seed of the fold."""
 
     @property
     def name(self) -> str:
         """The step in words."""
-        return f"{self.method}, fold {self.fold + 1}, {'half' if self.half else 'all'} rounds"
+        half = ", half of the rounds" if self.half else ""
+        repeat = f", repeat {self.repeat + 1}" if self.repeat else ""
+        return f"{self.method}, fold {self.fold + 1}{half}{repeat}"
+
+
+def longest_course(methods: int, rule: RaceRule) -> list[tuple[str, float]]:
+    """Return the stage and the cost of each run of a race, for a progress line.
+
+    Fewer runs take place where the budget ends before the last fold, and where a method has no
+    comparable half. A second finalist takes more.
+
+    Args:
+        methods: The number of methods beside training alone.
+        rule: How the race goes.
+    """
+    going_on = max(2, math.ceil(rule.after_half * methods)) if rule.half else methods
+    course = [("half of the rounds", 0.5)] * (methods + 1) if rule.half else []
+    course += [("all rounds", 0.5 if rule.half else 1.0)] * (min(going_on, methods) + 1)
+    for fold in range(1, rule.folds):
+        course += [(f"fold {fold + 1} of {rule.folds}", 1.0)] * (rule.finalists + 1)
+    for repeat in range(1, rule.repeats):
+        tests = (rule.folds - 1) * (rule.finalists + 1)
+        course += [(f"repeat {repeat + 1} of {rule.repeats}", 1.0)] * tests
+    return course
 
 
 @dataclass(frozen=True)
@@ -139,7 +166,9 @@ class Race:
         """What may be spent in total."""
         once = sum(arm.cost for arm in self.arms)
         longest = max(arm.cost for arm in self.arms)
-        return self.rule.budget * max(once, self.rule.small * self.rule.folds * longest)
+        rule = self.rule
+        repeated = (rule.repeats - 1) * (rule.folds - 1) * (rule.finalists + 1) * longest
+        return rule.budget * max(once, rule.small * rule.folds * longest) + repeated
 
     @property
     def racing(self) -> list[str]:
@@ -158,7 +187,7 @@ class Race:
 
     def folds_of(self, method: str) -> list[int]:
         """Return the folds on which a method has run all of its rounds."""
-        return sorted(s.fold for s in self.outcomes if s.method == method and not s.half)
+        return sorted({s.fold for s in self.outcomes if s.method == method and not s.half})
 
     def test_folds(self, method: str, other: str) -> list[int]:
         """Return the folds on which two methods were tested, and not chosen by."""
@@ -166,10 +195,13 @@ class Race:
         return sorted(both - {CHOICE})
 
     def samples(self, method: str) -> int:
-        """Return how many test samples a method was tested on."""
-        folds = self.test_folds(method, self.baseline)
+        """Return how many samples all parties have together, by the folds that a method was tested
+        on.
+        """
+        folds = self.test_folds(method, self.baseline) or [CHOICE]
         outcomes = [self.outcomes[Step(method, k, False)] for k in folds]
-        return sum(len(v) for outcome in outcomes for v in outcome.values.values())
+        tested = sum(len(v) for outcome in outcomes for v in outcome.values.values())
+        return round(tested * self.rule.folds / len(folds))
 
     def gain(self, method: str, party: str | None = None, half: bool = False) -> Estimate | None:
         """Return the gain of a method over the baseline. After half of the rounds, that is over
@@ -184,16 +216,27 @@ class Race:
 
         Of finalists and the baseline it is that of the test folds. Of all others it is that of
         the fold by which methods were chosen, with an interval that holds for all of them together.
+        Intervals of single parties hold for all parties together.
         """
         tests = self.test_folds(method, other)
         folds = tests if tests and not half else [CHOICE]
-        runs = [[self.outcomes.get(Step(m, k, half)) for k in folds] for m in (method, other)]
-        now, before = ([outcome for outcome in run if outcome] for run in runs)
-        if not (len(now) == len(before) == len(folds)):
+        now, before = ([self._runs(m, k, half) for k in folds] for m in (method, other))
+        if not all((*now, *before)):
             return None
-        tried = len(self.arms) - 1
-        pairs = math.comb(len(self.finalists) + 1, 2) if tests and not half else tried
+        if tests and not half:
+            pairs = math.comb(len(self.finalists) + 1, 2)
+        elif other in (SOLO, self.baseline):
+            pairs = len(self.arms) - 1
+        else:  # the fold chose one of the two, so that any pair may be looked at
+            pairs = math.comb(len(self.arms), 2)
+        if party is not None:
+            pairs *= len({name for of_fold in now for name in of_fold[0].values})
         return PairedTest(pairs, self.rule.folds, self.rule.noise).difference(now, before, party)
+
+    def _runs(self, method: str, fold: int, half: bool) -> list[FoldOutcome]:
+        """Return the outcomes of a method on a fold, by repeat."""
+        runs = (self.outcomes.get(Step(method, fold, half, r)) for r in range(self.rule.repeats))
+        return [outcome for outcome in runs if outcome]
 
     def score(self, method: str) -> float:
         """Return how good a method seems, relative to training alone: by the metric, the loss and
@@ -251,9 +294,9 @@ def run_race(
     course = _Course(race, advance, time_left)
     if rule.half:
         when = "half of the rounds"
-        course.climb(when, [m for m in race.racing if race.arm(m).halves], CHOICE, half=True)
+        course.climb(when, [m for m in race.racing if race.arm(m).halves], [CHOICE], half=True)
         course.keep(course.most_after_half(), when)
-    course.climb("all rounds", race.racing, CHOICE)
+    course.climb("all rounds", race.racing, [CHOICE])
     course.keep(rule.finalists, "all rounds")
     race.finalists = [m for m in race.racing if m != SOLO]
     for fold in range(1, rule.folds):
@@ -262,7 +305,9 @@ def run_race(
                 f"The race ended after {fold} of {rule.folds} folds: its budget was spent."
             )
             break
-        course.climb(f"{fold + 1} folds", race.racing, fold)
+        course.climb(f"{fold + 1} folds", race.racing, [fold])
+    course.repeat(race.racing)
+    course.test_another()
     return race
 
 
@@ -284,6 +329,48 @@ class _Course:
         """Return whether methods can run on another fold."""
         return sum(self.race.arm(m).cost for m in methods) <= self.allowance() + 1e-9
 
+    def test_another(self) -> None:
+        """Test the second best method of the first fold if the best gained nothing on the others,
+        and the budget allows it.
+
+        Its folds are those on which the first was tested. The intervals of both are then wider, as
+        they hold for two finalists.
+        """
+        race = self.race
+        tested = race.folds_of(SOLO)
+        gains = [race.gain(m) for m in race.finalists]
+        if len(tested) < race.rule.folds or any(gain and gain.gain > 0 for gain in gains):
+            return
+        others = [
+            m
+            for arm in race.arms
+            if (m := arm.method) not in (SOLO, *race.finalists)
+            and race.folds_of(m)
+            and race.score(m) > 0
+        ]
+        if not others:
+            return
+        second = max(others, key=race.score)
+        if (race.rule.folds - 1) * race.arm(second).cost > self.allowance() + 1e-9:
+            return
+        race.departures = [d for d in race.departures if d.method != second]
+        race.finalists.append(second)
+        self.climb("second finalist", [second], range(1, race.rule.folds))
+        self.repeat([second])
+
+    def repeat(self, methods: Sequence[str]) -> None:
+        """Test methods with further seeds, on the folds on which they were tested."""
+        race = self.race
+        for repeat in range(1, race.rule.repeats):
+            folds = race.test_folds(methods[-1], SOLO)
+            if sum(race.arm(m).cost for m in methods) * len(folds) > self.allowance() + 1e-9:
+                race.warnings.append(
+                    f"The race ended after {repeat} of {race.rule.repeats} repeats: its budget was"
+                    " spent."
+                )
+                break
+            self.climb(f"repeat {repeat + 1}", methods, folds, repeat=repeat)
+
     def most_after_half(self) -> int:
         """Return how many methods may finish their rounds, so that the finalists can be tested."""
         race, rule = self.race, self.race.rule
@@ -297,20 +384,28 @@ class _Course:
         payable += len(others) - len(halves)
         return max(2, min(math.ceil(rule.after_half * len(others)), payable))
 
-    def climb(self, name: str, methods: Sequence[str], fold: int, half: bool = False) -> None:
+    def climb(
+        self,
+        name: str,
+        methods: Sequence[str],
+        folds: Sequence[int],
+        half: bool = False,
+        repeat: int = 0,
+    ) -> None:
         """Compute the outcomes of the next rung."""
         race = self.race
-        steps = [Step(method, fold, half) for method in methods]
+        steps = [Step(method, fold, half, repeat) for fold in folds for method in methods]
         for step, outcome in zip(steps, self.advance(steps), strict=True):
             race.outcomes[step] = outcome
-            is_part = half or Step(step.method, fold, True) in race.outcomes
+            is_part = half or replace(step, half=True) in race.outcomes
             race.spent += race.arm(step.method).cost * (0.5 if is_part else 1.0)
         if race.baseline != SOLO and not half:
-            own = Step(race.baseline, fold, False)
-            race.outcomes[own] = self.advance([own])[0]
+            own = [Step(race.baseline, fold, False, repeat) for fold in folds]
+            new = [step for step in own if step not in race.outcomes]
+            race.outcomes.update(zip(new, self.advance(new), strict=True))
         others = [m for m in methods if m != SOLO]
         gains = {m: gain for m in others if (gain := race.gain(m, half=half)) is not None}
-        race.rungs.append(Rung(name, gains, half, fold + 1, race.spent))
+        race.rungs.append(Rung(name, gains, half, max(folds) + 1, race.spent))
 
     def keep(self, count: int, when: str) -> None:
         """Keep the best methods. Those without a look so far go on."""

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from comity.checksums import UNREADABLE, read_json, with_crc
 from comity.data import Federation
 from comity.data.protocols import folds_of
 from comity.errors import ComityError, CorruptedFile, UsageError
-from comity.measure.cross_validation import OutOfFold
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
+from comity.metrics.out_of_fold import OutOfFold
 from comity.models import CustomModel
 from comity.names import OWN_MODEL, SOLO, display_name
 from comity.runs.build import prepare
@@ -32,11 +32,16 @@ from comity.studies.advise.evidence import FoldOutcome
 from comity.studies.advise.race import Step
 from comity.studies.compare import experiment_of
 from comity.studies.cross_validation import fold_seeds
-from comity.studies.own_models import run_own_models
+from comity.studies.own_models import count_choices, run_own_models
 from comity.studies.parallel import Cost, PlannedRun, run_all
 
 ANEW = "whole"
 """The folder of a run that could not go on from half of its rounds, beside the other runs."""
+SEEDS_APART = 100_000
+"""How many repeats of cross-validation the seeds of two repeats of a fold are apart."""
+
+OUTCOMES = "outcomes"
+"""The folder of the outcomes of finished steps."""
 
 
 @dataclass
@@ -61,7 +66,7 @@ class Runner:
     """The seconds that all runs of the race took, also those of earlier calls."""
     computed_twice: list[str] = field(default_factory=list)
     """The methods that began anew after half of their rounds."""
-    _seconds_of: dict[tuple[str, int], float] = field(default_factory=dict)
+    _seconds_of: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
     @property
     def metric(self) -> Metric:
@@ -77,7 +82,7 @@ class Runner:
         missing = [step for step in missing if step.method != OWN_MODEL]
         runs = [self._plan(step) for step in missing]
         with closing(
-            run_all(runs, self.data, self.progress, None, self.model, self.jobs)
+            run_all(runs, self._data_of, self.progress, None, self.model, self.jobs)
         ) as summaries:
             for step, run, summary in zip(missing, runs, summaries, strict=True):
                 for text in warning_texts(summary, "during"):
@@ -85,17 +90,17 @@ class Runner:
                 self._keep(step, run.folder, summary)
         outcomes = [self._read(step) for step in steps]
         for step, outcome in zip(steps, outcomes, strict=True):
-            key = (step.method, step.fold)
+            key = (step.method, step.fold, step.repeat)
             self.seconds += outcome.seconds - self._seconds_of.get(key, 0.0)
             self._seconds_of[key] = outcome.seconds
         return outcomes
 
     def _run_own_models(self, step: Step) -> None:
         """Train plain models at each party, and keep the outcome of each party's own model."""
-        experiment = self.experiment(Step(SOLO, step.fold, False))
-        job = prepare(experiment, self.data(experiment), self.model)
+        experiment = self.experiment(replace(step, method=SOLO))
+        job = prepare(experiment, self._data_of(experiment), self.model)
         folders = {
-            name: path_inside(self.out, name, f"fold-{step.fold + 1}")
+            name: path_inside(self.out, name, _folder(step))
             for name in (SOLO, *self.plain, OWN_MODEL)
         }
         summaries = run_own_models(job, self.plain, folders, self.model)
@@ -109,7 +114,8 @@ class Runner:
 
     def experiment(self, step: Step) -> Experiment:
         """Return the experiment of a step."""
-        seed = fold_seeds(self._folds, 1, self.base.seed)[step.fold]
+        repeat = self.base.seed + SEEDS_APART * step.repeat
+        seed = fold_seeds(self._folds, 1, repeat)[step.fold]
         base = self.base.but(budget=None) if step.method == SOLO else self.base
         rounds = self.rounds[step.method]
         if step.half:
@@ -120,10 +126,23 @@ class Runner:
     def _folds(self) -> int:
         return folds_of(self.base.test)
 
+    def own_models(self, folds: Sequence[int]) -> dict[str, dict[str, int]]:
+        """Return how often each party chose which model as its own, on some folds."""
+        if not self.plain:
+            return {}
+        folders = [path_inside(self.out, OWN_MODEL, _folder(Step(SOLO, k, False))) for k in folds]
+        summaries = (RunFolder(folder).read_summary() for folder in folders)
+        return count_choices([summary for summary in summaries if summary])
+
+    def _data_of(self, experiment: Experiment) -> Federation:
+        """Return the data of an experiment: all repeats of a fold have the same split."""
+        fold = experiment.seed % self._folds
+        return self.data(experiment.but(seed=fold_seeds(self._folds, 1, self.base.seed)[fold]))
+
     def _plan(self, step: Step) -> PlannedRun:
         """Return the run of a step, extended to as many rounds as the step needs."""
         experiment = self.experiment(step)
-        folder = path_inside(self.out, display_name(step.method), f"fold-{step.fold + 1}")
+        folder = path_inside(self.out, display_name(step.method), _folder(step))
         if RunFolder(folder).has_run and not step.half:
             before = RunFolder(folder).read_experiment().rounds
             if before < experiment.rounds:
@@ -134,16 +153,16 @@ class Runner:
                 except UsageError:
                     # Its first rounds depend on their number, or its end cannot be undone.
                     folder = path_inside(
-                        self.out, display_name(step.method), f"fold-{step.fold + 1}-{ANEW}"
+                        self.out, display_name(step.method), f"{_folder(step)}-{ANEW}"
                     )
                     self.computed_twice.append(step.method)
-        job = prepare(experiment, self.data(experiment), self.model)
+        job = prepare(experiment, self._data_of(experiment), self.model)
         return PlannedRun(step.name, experiment, folder, Cost.of(job), False, job)
 
     def _file(self, step: Step) -> Path:
         part = "half" if step.half else "all"
-        name = f"{display_name(step.method)}-fold-{step.fold + 1}-{part}.json"
-        return path_inside(self.out, "outcomes", name)
+        name = f"{display_name(step.method)}-{_folder(step)}-{part}.json"
+        return path_inside(self.out, OUTCOMES, name)
 
     def _read(self, step: Step) -> FoldOutcome:
         file = self._file(step)
@@ -155,6 +174,18 @@ class Runner:
             raise CorruptedFile(
                 f"{file} is damaged: delete it, and give the command again."
             ) from why
+
+
+def _folder(step: Step) -> str:
+    """Return the name of a step's folder within that of its method."""
+    repeat = f"-repeat-{step.repeat + 1}" if step.repeat else ""
+    return f"fold-{step.fold + 1}{repeat}"
+
+
+def count_finished(out: Path) -> int:
+    """Return how many steps of the race in a folder are finished, without parties' own models."""
+    names = (file.name for file in (out / OUTCOMES).glob("*.json"))
+    return sum(not name.startswith(f"{OWN_MODEL}-") for name in names)
 
 
 def read_outcome(folder: Path, metric: Metric, summary: Mapping[str, Any]) -> FoldOutcome:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from comity.names import OWN_MODEL, SOLO, display_name
+from comity.studies.advise.evidence import further
 from comity.studies.advise.race import Race
-from comity.studies.estimate import Estimate
-from comity.studies.power import Power
+from comity.studies.estimate import Estimate, Variances
+from comity.studies.power import MOST_REPEATS, MOST_TIMES, Power, visible_difference
 from comity.text import join_names
 from comity.units import points
 
@@ -49,7 +50,9 @@ class AdviceVerdict:
     hurt: tuple[str, ...] = ()
     """The parties that are clearly hurt by `method`."""
     may_be_hurt: tuple[str, ...] = ()
-    """The parties whose interval reaches below zero by more than the margin."""
+    """The parties whose interval reaches below zero by more than the margin. Intervals of parties
+    hold for all parties together.
+    """
 
     def plain(self) -> dict[str, Any]:
         """Return the entry of advice.json."""
@@ -102,12 +105,9 @@ def give_verdict(race: Race, max_hurt: int | None = None) -> AdviceVerdict:
     gain = race.gain(best)
     assert gain is not None
     margin, over = race.rule.margin, BASELINES[race.baseline]
-    if gain.high < margin:
-        sentence = (
-            f"Stay alone: even {display_name(best)}, the most promising method, gains no more than"
-            f" {points(max(0.0, gain.high))} over {over} ({gain})."
-        )
-        return AdviceVerdict("alone", SOLO, sentence, **_about(race, best))
+    tested = [m for m in finished if m in race.finalists] or [best]
+    if all(of_one is None or of_one.high < margin for of_one in map(race.gain, tested)):
+        return AdviceVerdict("alone", SOLO, _stay_alone(race, tested), **_about(race, best))
     against = {  # the best minus the other; of those that left, on the fold that chose
         arm.method: difference
         for arm in race.arms
@@ -121,9 +121,9 @@ def give_verdict(race: Race, max_hurt: int | None = None) -> AdviceVerdict:
     if gain.low <= 0:
         likely = gain.gain > 0
         sentence = (
-            f"It cannot be told whether collaborating helps: {display_name(best)}, the most"
-            f" promising method, gains {gain} over {over}. {_needed(gain, race.samples(best))}"
-            f" {f'If you go on, try {display_name(best)}' if likely else 'Until then, stay alone'}."
+            f"It cannot be told whether collaborating helps: {_promising(race, [best])}"
+            f" gains {gain} over {over}. {_needed(race, best, gain)}"
+            f" {f'If you go on, try {display_name(best)}' if likely else 'For now, stay alone'}."
         )
         method = best if likely else SOLO
         return AdviceVerdict(
@@ -158,15 +158,74 @@ def _about(race: Race, method: str) -> dict[str, Any]:
     }
 
 
-def _needed(gain: Estimate, samples: int) -> str:
-    """Say how many more samples a clear answer would take."""
-    power = Power.of(gain, samples)
-    if power is None or power.more_samples is None:
-        return "More test samples alone would probably not settle it."
-    return (
-        f"About {power.more_samples:,} more test samples, of all parties together, would probably"
-        " settle it."
+def _promising(race: Race, methods: Sequence[str]) -> str:
+    """Name methods as the most promising of those that were tried."""
+    tried = len([arm for arm in race.arms if arm.method != SOLO])
+    if tried == len(methods):
+        return names_of(methods)
+    return f"{names_of(methods)}, the most promising of {tried} methods on the first fold,"
+
+
+def _stay_alone(race: Race, tested: Sequence[str]) -> str:
+    """Say that the methods that were tested gain too little, and which others were not tested."""
+    gains = {m: gain for m in tested if (gain := race.gain(m)) is not None}
+    highest = max(0.0, *(gain.high for gain in gains.values()))
+    each = "; ".join(f"{display_name(m)} {gain}" for m, gain in gains.items())
+    figures = each if len(gains) > 1 else str(*gains.values())
+    sentence = (
+        f"Stay alone: {_promising(race, tested)} {'gain' if len(gains) > 1 else 'gains'} no more"
+        f" than {points(highest)} over {BASELINES[race.baseline]} ({figures})."
     )
+    untested = {
+        arm.method: gain
+        for arm in race.arms
+        if arm.method not in (SOLO, *tested) and (gain := race.gain(arm.method)) is not None
+    }
+    seeming = max(untested, key=lambda m: untested[m].gain, default=None)
+    if seeming is None or untested[seeming].gain <= race.rule.margin:
+        return sentence
+    name = display_name(seeming)
+    return (
+        f"{sentence} No other method was tested on further folds. On the first, {name} had"
+        f" {untested[seeming].short} points: to test it, use --methods '{name}'."
+    )
+
+
+def _needed(race: Race, method: str, gain: Estimate) -> str:
+    """Say how many more samples or repeats a clear answer would take, by the rule of the race."""
+    assert gain.variances is not None
+    samples = race.samples(method)
+    folds = len(race.test_folds(method, race.baseline)) or 1
+    variances = gain.variances
+    now = variances.runs // folds
+
+    def with_repeats(repeats: int) -> Variances:
+        return further(variances, race.rule.noise, folds, repeats)
+
+    def more_samples(repeats: int) -> int | None:
+        power = Power.of(replace(gain, variances=with_repeats(repeats)), samples)
+        return power.more_samples if power else None
+
+    def is_clear(repeats: int) -> bool:
+        return visible_difference(with_repeats(repeats)) <= abs(gain.gain)
+
+    more = more_samples(now)
+    repeats = next((r for r in range(now + 1, MOST_REPEATS + 1) if is_clear(r)), None)
+    ways = [f"about {more:,} samples more than the {samples:,} of all parties"] if more else []
+    ways += [f"--repeats {repeats}"] if repeats else []
+    if not ways:
+        both = more_samples(MOST_REPEATS)
+        if both is None:
+            return (
+                f"Neither {MOST_TIMES} times the {samples:,} samples nor {MOST_REPEATS} repeats"
+                " would probably settle it."
+            )
+        ways = [
+            f"about {both:,} samples more than the {samples:,} of all parties together with"
+            f" --repeats {MOST_REPEATS}"
+        ]
+    text = " or ".join(ways)
+    return f"{text[0].upper()}{text[1:]} would probably settle it, if the gain is what it seems."
 
 
 def names_of(methods: Sequence[str]) -> str:

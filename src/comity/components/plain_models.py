@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from comity.base.samples import Ints, Samples
-from comity.measure.cross_validation import in_order
+from comity.metrics.out_of_fold import in_order
 
 PENALTIES = tuple(float(10.0**k) for k in range(4, -5, -1))
 """The penalties that are tried, the strongest first: of ridge regression, and 1/C of logistic
@@ -36,8 +36,27 @@ as its trees would otherwise have no split.
 LEAST_IN_LEAF = 2
 UNSEEN = math.log(1e-6)
 """The largest log-probability of a class that the party has not seen in training."""
-Predictor = Callable[[Tensor], Tensor]
-"""From inputs to logits (samples x classes), or to values (samples x 1) of a label in numbers."""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fitted model: from inputs to logits (samples x classes), or to values (samples x 1) of a
+    label in numbers.
+    """
+
+    fitted: Any
+    """The model of scikit-learn; None if the party has one class in training."""
+    classes: int
+    only: int = 0
+    """That class."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits or values of samples."""
+        if self.fitted is None:
+            logits = torch.full((self.classes,), UNSEEN, dtype=torch.double)
+            logits[self.only] = 0.0
+            return logits.expand(len(x), self.classes)
+        return _predict(self.fitted, self.classes, x)
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,14 @@ def fit_boosting(train: Samples, classes: int, folds: Ints) -> PlainModel:
 
 
 FITS = {"plain-linear": fit_linear, "plain-boosting": fit_boosting}
+
+
+def refit(name: str, samples: Samples, classes: int, penalty: float | None) -> Predictor:
+    """Fit the plain model `name` to samples, with a penalty that was chosen before."""
+    with _one_thread():
+        return (
+            _boosting(samples, classes) if penalty is None else _linear(samples, classes, penalty)
+        )
 
 
 def fit(name: str, train: Samples, classes: int, folds: Ints) -> PlainModel:
@@ -111,19 +138,19 @@ def _linear(train: Samples, classes: int, penalty: float) -> Predictor:
     from sklearn.preprocessing import StandardScaler
 
     if classes and len(train.y.unique()) == 1:
-        return _constant(train, classes)
+        return Predictor(None, classes, int(train.y[0]))
     model = LogisticRegression(C=1 / penalty, max_iter=1000) if classes else Ridge(alpha=penalty)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         fitted = make_pipeline(StandardScaler(), model).fit(*_arrays(train))
-    return _predictor(fitted, classes)
+    return Predictor(fitted, classes)
 
 
 def _boosting(train: Samples, classes: int) -> Predictor:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     if classes and len(train.y.unique()) == 1:
-        return _constant(train, classes)
+        return Predictor(None, classes, int(train.y[0]))
     kind = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
     model = kind(
         max_iter=BOOSTED_TREES,
@@ -131,40 +158,29 @@ def _boosting(train: Samples, classes: int) -> Predictor:
         early_stopping=False,
         random_state=0,
     )
-    return _predictor(model.fit(*_arrays(train)), classes)
+    return Predictor(model.fit(*_arrays(train)), classes)
 
 
 def _arrays(samples: Samples) -> tuple[NDArray[np.float64], NDArray[Any]]:
     return samples.x.flatten(1).double().numpy(), samples.y.numpy()
 
 
-def _constant(train: Samples, classes: int) -> Predictor:
-    """Return the model of a party that has one class in training."""
-    logits = torch.full((classes,), UNSEEN, dtype=torch.double)
-    logits[train.y[0]] = 0.0
-    return lambda x: logits.expand(len(x), classes)
-
-
-def _predictor(fitted: Any, classes: int) -> Predictor:
-    """Return the function from inputs to logits of a fitted model of scikit-learn."""
-
-    def predict(x: Tensor) -> Tensor:
-        inputs = x.flatten(1).double().numpy()
-        if not classes:
-            return torch.from_numpy(fitted.predict(inputs)).double()[:, None]
-        scores = torch.from_numpy(fitted.decision_function(inputs)).double()
-        if scores.dim() == 1:  # two classes: the log-odds of the second
-            scores = torch.stack([torch.zeros_like(scores), scores], 1)
-        classes_in_fit: Sequence[int] = fitted.classes_.tolist()
-        if len(classes_in_fit) == classes:
-            return scores
-        log_probabilities = scores.log_softmax(1)
-        lowest = log_probabilities.min(1, keepdim=True).values.clamp(max=UNSEEN)
-        logits = lowest.expand(len(x), classes).clone()
-        logits[:, list(classes_in_fit)] = log_probabilities
-        return logits
-
-    return predict
+def _predict(fitted: Any, classes: int, x: Tensor) -> Tensor:
+    """Return the logits, or the values, that a fitted model of scikit-learn predicts."""
+    inputs = x.flatten(1).double().numpy()
+    if not classes:
+        return torch.from_numpy(fitted.predict(inputs)).double()[:, None]
+    scores = torch.from_numpy(fitted.decision_function(inputs)).double()
+    if scores.dim() == 1:  # two classes: the log-odds of the second
+        scores = torch.stack([torch.zeros_like(scores), scores], 1)
+    classes_in_fit: Sequence[int] = fitted.classes_.tolist()
+    if len(classes_in_fit) == classes:
+        return scores
+    log_probabilities = scores.log_softmax(1)
+    lowest = log_probabilities.min(1, keepdim=True).values.clamp(max=UNSEEN)
+    logits = lowest.expand(len(x), classes).clone()
+    logits[:, list(classes_in_fit)] = log_probabilities
+    return logits
 
 
 @contextmanager
