@@ -46,6 +46,7 @@ NAMES: dict[str, dict[str, str]] = {
             "fd": "feddistill fed-distill distillation",
             "fedavg": "average averaging avg",
             "relay-p2p": "p2p",
+            "serveropt": "fedavgm fedadam fedyogi fedadagrad fedopt momentum",
         }
     ),
     "model": _by_synonym(

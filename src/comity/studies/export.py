@@ -28,6 +28,7 @@ from comity.data import Federation, preparation
 from comity.data.federation import Preprocess
 from comity.data.inputs import Inputs
 from comity.data.preparation import Schema, Unusable
+from comity.data.protocols import folds_of
 from comity.errors import ComityError, UsageError
 from comity.metrics.calibration import Calibration
 from comity.metrics.metrics import ACCURACY, METRICS
@@ -37,6 +38,7 @@ from comity.models.pretrained import Pretrained
 from comity.names import OWN_MODELS, PLAIN, SOLO, display_name
 from comity.privacy.account import describe_party_guarantee
 from comity.runs.caveats import RECALL
+from comity.runs.folder import CONFIG
 from comity.runs.result import Deployed, Result
 from comity.runs.summary import blocks
 from comity.runs.trust import check, code_in, mark
@@ -128,7 +130,11 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     )
     card = _card(settings, schema, {p.name for p in out.iterdir()})
     write_atomically(out / CARD, card)
-    return [*_one_class_warnings(result.summary, party), *export_warnings]
+    return [
+        *_one_class_warnings(result.summary, party),
+        *([] if "plain" in more else _fold_warnings(result, party)),
+        *export_warnings,
+    ]
 
 
 def _model_of(result: Result, party: str) -> tuple[Deployed, Any, dict[str, Any]]:
@@ -160,6 +166,18 @@ def _one_class_warnings(summary: dict[str, Any], party: str) -> list[str]:
         " a threshold with --calibrate threshold, or do not use it."
         for name, figure in figures.items()
         if figure == 0
+    ]
+
+
+def _fold_warnings(result: Result, party: str) -> list[str]:
+    """Return a warning if the model is that of one fold of a cross-validation."""
+    folds = folds_of(result.job.experiment.test)
+    if folds == 1:
+        return []
+    return [
+        f"{party}'s model is of one run of a {folds}-fold cross-validation and has not seen a fold"
+        f" of its samples: train a final model with 'comity run {result.folder / CONFIG} --test"
+        ' "own(0.1)" --out final\', and export that one.'
     ]
 
 

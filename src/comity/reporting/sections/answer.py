@@ -626,7 +626,10 @@ def sentences(group: RunGroup, ranked: list[Ranked]) -> list[str]:
                 f" {name}."
             )
     if best.method.alone and rest:
-        texts.append("No method that collaborates does better on average than training alone.")
+        texts.append(
+            f"No method that collaborates does better on average than {best.method.name}, which"
+            " each party trains alone."
+        )
     texts += _about_worst_party([row for row in ranked if not row.method.alone], group.metric)
     texts += [
         f"{row.method.name}, which pools the data, has {row.sure_mean:.1%}."
