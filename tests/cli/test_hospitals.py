@@ -140,7 +140,9 @@ def test_separate_imports_by_schema_equal_the_joint_import(
     """
     files = sorted(hospitals.iterdir())
     for file in files:
-        succeed("data", "schema", file, *ABOUT[:-2], "--out", tmp_path / f"{file.stem}.json")
+        out = tmp_path / f"{file.stem}.json"
+        # Where all files are in one place, no medians need to be exchanged.
+        succeed("data", "schema", file, *ABOUT[:-2], "--no-medians", "--out", out)
     descriptions = [tmp_path / f"{file.stem}.json" for file in files]
     succeed(
         "data", "schema", *descriptions, "--positive", "dead", "--out", tmp_path / "schema.json"

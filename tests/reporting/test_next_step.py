@@ -56,14 +56,15 @@ def test_a_single_run_is_exported(tmp_path: Path) -> None:
 
 def test_export_says_that_a_model_is_of_one_fold(tmp_path: Path, without_onnx: None) -> None:
     run = tmp_path / "fold"
-    comity.run("fedavg", data="heart", rounds=1, model="linear", test="folds(5)", out=run)
-    texts = export(comity.open(run), "hungarian", tmp_path / "model")
+    settings: dict[str, Any] = {"data": "heart", "rounds": 1, "model": "linear"}
+    result = comity.run("fedavg", test="folds(5)", out=run, **settings)
+    texts = export(result, "hungarian", tmp_path / "model")
     (text,) = [text for text in texts if "cross-validation" in text]
     (command,) = re.findall(r"'comity (run .*)'", text)
     assert str(run / "config.toml") in command
     assert "own(0.1)" in command
-    comity.run("fedavg", data="heart", rounds=1, model="linear", out=tmp_path / "whole")
-    texts = export(comity.open(tmp_path / "whole"), "hungarian", tmp_path / "of whole")
+    whole = comity.run("fedavg", out=tmp_path / "whole", **settings)
+    texts = export(whole, "hungarian", tmp_path / "of whole")
     assert not [text for text in texts if "cross-validation" in text]
 
 

@@ -26,6 +26,11 @@ def test_a_frequent_class_without_predictions_is_found() -> None:
     assert answers(truth, [0] * 38 + [1]).never_predicted() == []
 
 
+def test_a_model_that_is_mostly_wrong_needs_no_such_caveat() -> None:
+    truth = [0] * 10 + [1] * 15 + [2] * 15
+    assert answers(truth, [0] * 40).never_predicted() == [], "its accuracy of 25% says enough"
+
+
 def federation(test: str = "own(0.5)") -> comity.Federation:
     """Two parties; one has three separate classes, the other a class without any signal."""
     draw = np.random.default_rng(0)

@@ -291,8 +291,8 @@ class RunsProgress:
     def share(self) -> float:
         """How much of the work is done."""
         costs = [cost for _, cost in self._runs]
-        done = sum(share * cost for share, cost in zip(self._shares, costs, strict=False))
-        return min(1.0, done / sum(costs))
+        finished_cost = sum(share * cost for share, cost in zip(self._shares, costs, strict=False))
+        return min(1.0, finished_cost / sum(costs))
 
     def seconds_left(self) -> float | None:
         """Return the time left; None if it is too early to tell.

@@ -130,10 +130,12 @@ def mixed_words(words: Set[str], frequency: Mapping[str, int], column: str = "")
             if is_second_notation or _is_short_form(_plain(word), _plain(target))
         }
     for group, meaning in ((groups[MEANINGS.index(YES)], YES), (groups[MEANINGS.index(NO)], NO)):
-        named = {w for w in words if _plain(w) not in meaning and meaning in _meanings(w, column)}
-        if group and len(named) == 1:
+        own_words = {
+            w for w in words if _plain(w) not in meaning and meaning in _meanings(w, column)
+        }
+        if group and len(own_words) == 1:
             target = max(group - meanings.keys(), key=lambda word: frequency.get(word, 0))
-            meanings[named.pop()] = target
+            meanings[own_words.pop()] = target
     return dict(sorted(meanings.items()))
 
 

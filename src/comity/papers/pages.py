@@ -125,9 +125,9 @@ def page(reproduction: Reproduction) -> str:
     table = reproduction.table
     results = verdicts(table, reproduction.cells, reproduction.as_printed)
     seeds = ", ".join(map(str, reproduction.seeds))
-    planned = table.seeds(reproduction.scale)
-    if len(reproduction.seeds) < planned:
-        seeds += f" ({len(reproduction.seeds)} of {planned} planned seeds)"
+    seed_count = table.seeds(reproduction.scale)
+    if len(reproduction.seeds) < seed_count:
+        seeds += f" ({len(reproduction.seeds)} of {seed_count} planned seeds)"
     parts = [
         f"# {heading(reproduction.name, table.title)}",
         f"{table.source}. Scale {reproduction.scale}, seeds {seeds}; {cost(reproduction)}.",

@@ -98,10 +98,10 @@ def party_lines(advice: Advice, most: int) -> list[str]:
     if not verdict.parties:
         return []
     parties = sorted(verdict.parties, key=lambda p: -p.gain.gain)
-    shown = parties if len(parties) <= most else [*parties[: most // 2], *parties[-(most // 2) :]]
-    figures = ", ".join(f"{p.party} {p.gain.short}" for p in shown)
+    listed = parties if len(parties) <= most else [*parties[: most // 2], *parties[-(most // 2) :]]
+    figures = ", ".join(f"{p.party} {p.gain.short}" for p in listed)
     more = (
-        f" ({len(parties) - len(shown)} between them are not shown)" if len(parties) > most else ""
+        f" ({len(parties) - len(listed)} between them are not shown)" if len(parties) > most else ""
     )
     lines = [
         f"Gains by party, with intervals that hold for all {len(parties)} together:"

@@ -310,11 +310,11 @@ def caveats_of_constants(
         return []
     specs = [parse(part) for part in split(composition, "+")]
     # An installed plugin of the runs may be missing where the report is written.
-    known = set(names())
+    method_names = set(names())
     weights = {
         f"{spec.name}'s {name}": f"{spec.name}({name}=...)"
         for spec in specs
-        if spec.name in known
+        if spec.name in method_names
         for name, option in options(find(spec.name)).items()
         if "weight of" in option.doc
     }

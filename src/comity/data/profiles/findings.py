@@ -130,9 +130,9 @@ def _groups_apart(column: str, parties: Mapping[str, ColumnProfile]) -> list[str
     """Sentences about several parties that may have another unit than several others."""
     spreads = {}
     for name, figures in parties.items():
-        middle, known = _middle(figures), _known_quantiles(figures)
+        middle, quantiles = _middle(figures), _known_quantiles(figures)
         if middle is not None:
-            spreads[name] = Spread(known[0], middle, known[-1])
+            spreads[name] = Spread(quantiles[0], middle, quantiles[-1])
     groups = unit_groups(column, spreads)
     if sum(len(group) > 1 for group in groups) < 2:
         return []

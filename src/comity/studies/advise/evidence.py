@@ -168,9 +168,9 @@ def _disagreement(
     variances = []
     for by_fold in by_repeat:
         for of_party in zip(*by_fold, strict=True):
-            joined = [d for of_fold in of_party for d in of_fold]
-            if joined:
-                variances.append(len(joined) * _error(joined, resolution) ** 2)
+            of_all_folds = [d for of_fold in of_party for d in of_fold]
+            if of_all_folds:
+                variances.append(len(of_all_folds) * _error(of_all_folds, resolution) ** 2)
     return statistics.fmean(variances)
 
 
