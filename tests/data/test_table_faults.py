@@ -587,3 +587,16 @@ def test_medians_in_a_schema_are_checked(medians: list[Any], tmp_path: Path) -> 
 )
 def test_rounded_medians(column: str, lower: float, upper: float, differ: bool) -> None:
     assert rounded_medians_differ(column, lower, upper) is differ
+
+
+def test_labels_from_1_of_a_single_site_are_noticed_with_what_to_type(tmp_path: Path) -> None:
+    """Sites that describe their tables alone agree on all numbers from 0."""
+    file = tmp_path / "north.csv"
+    rows = [f"{k * 0.37 % 1:.3f},{k % 10 + 1}" for k in range(100)]
+    file.write_text("x,grade\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    about = ("data", "schema", file, "--label", "grade")
+    result = command(*about, "--out", tmp_path / "a.json")
+    assert "no row has the grade 0, and the classes are 0 to 10" in " ".join(result.out.split())
+    result = command(*about, "--kind", "grade=words", "--out", tmp_path / "b.json")
+    assert result.out.startswith("grade: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10")
+    assert "no row has" not in result.err + result.out

@@ -792,6 +792,24 @@ def class_warnings(schema: Schema, parties: Parties) -> list[str]:
     )
 
 
+def unused_number_warnings(schema: Schema, parties: Parties) -> list[str]:
+    """A warning if classes are numbers from 0, and the first ones do not occur.
+
+    A gap further up may be filled at another site, but labels that start at 1 do so everywhere.
+    """
+    if not schema.classes or schema.classes != tuple(map(str, range(len(schema.classes)))):
+        return []
+    first = min((int(rows.y.min()) for rows in parties.values() if len(rows.y)), default=0)
+    if first == 0:
+        return []
+    below = "0" if first == 1 else f"0 to {first - 1}"
+    return [
+        f"no row has the {schema.label} {below}, and the classes are 0 to"
+        f" {schema.classes[-1]}. If {below} is no class, say --kind '{schema.label}=words' at every"
+        " site: then the labels that occur are the classes."
+    ]
+
+
 def described_class_warnings(descriptions: Mapping[str, Schema], common: Schema) -> list[str]:
     """The same as `class_warnings`, of parties that have described their tables.
 

@@ -52,6 +52,7 @@ from comity.data.table_checks import (
     described_word_warnings,
     duplicate_warnings,
     first_copies,
+    unused_number_warnings,
     value_warnings,
 )
 from comity.errors import ErrorCollector, UsageError, UsageErrors, unknown
@@ -161,6 +162,7 @@ def _described_value_warnings(schema: Schema, tables: Mapping[str, RawTable]) ->
     in_files = _rows_in_file_units(schema, labelled, parties, strict=False)
     return [
         *value_warnings(schema, parties, in_files),
+        *unused_number_warnings(schema, parties),
         *duplicate_warnings(schema, parties),
     ]
 
