@@ -2,8 +2,8 @@
 
 python clusters.py against     rounds of both engines in turn, in one process: the ratio of their seconds
 python clusters.py parties     1,000 and 100,000 parties: seconds to deal, to prepare, to start, of a round; memory
-python clusters.py sums        rounds with sums at workers and without, in turn, on two nodes: bytes to the server, and seconds
-python clusters.py rounding    how far a mean that is added in a tree is from one in party order, and both from the exact one
+python clusters.py sums        rounds with partial sums and without, in turn, on two nodes: bytes to the server, and seconds
+python clusters.py rounding    how far a mean of two partial sums is from one in party order, and both from the exact one
 """
 
 from __future__ import annotations
@@ -50,13 +50,6 @@ class Counting(RayEngine):
         return super()._receive(message)
 
 
-class OneByOne(Counting):
-    """An engine whose workers send each reply."""
-
-    def add_replies(self, *arguments: Any) -> None:
-        return None
-
-
 def sums(counts: list[int], rounds: int) -> None:
     """FedAvg on mlp2 with 50 samples a party, one step a round or five; both workers on the node
     where the server is not.
@@ -95,9 +88,11 @@ def _sums(count: int, steps: int, rounds: int) -> str:
     ways: list[Running] = []
     engines: list[Counting] = []
     try:
-        for kind in (OneByOne, Counting):
-            job = prepare(config.experiment(settings), federation)
-            engines.append(kind(job.recipe(), {p.id: len(p.data.train) for p in job.parties}, 2))
+        for added in (False, True):
+            job = prepare(config.experiment({**settings, "partial_sums": added}), federation)
+            engines.append(
+                Counting(job.recipe(), {p.id: len(p.data.train) for p in job.parties}, 2)
+            )
             ways.append(Running(job, engines[-1]))
         for way in ways:
             way.round()
@@ -138,7 +133,7 @@ def rounding(counts: list[int]) -> None:
     """Models of 2,000 numbers that have nothing in common, much, or everything; all in units of the
     largest that is averaged.
     """
-    print("".join(f"{head:>14}" for head in ("parties", "models", "apart", "in order", "tree")))
+    print("".join(f"{head:>14}" for head in ("parties", "models", "apart", "in order", "sums")))
     for count in counts:
         for kind, common, own in (
             ("unlike", 0.0, 1.0),
@@ -147,15 +142,17 @@ def rounding(counts: list[int]) -> None:
         ):
             draw = torch.Generator().manual_seed(0)
             base = common * torch.randn(2_000, generator=draw)
-            tree, in_order = Averaging(), torch.zeros(2_000)
+            whole, both, halves = Averaging(), Averaging(), (Averaging(), Averaging())
             exact, largest = torch.zeros(2_000, dtype=torch.float64), 0.0
-            for _ in range(count):
+            for i in range(count):
                 theta = {"w": base + own * torch.randn(2_000, generator=draw)}
                 exact += theta["w"].double() / count
                 largest = max(largest, float(theta["w"].abs().max()))
-                in_order.add_(theta["w"], alpha=50.0)
-                tree.add(theta, weight=50.0)
-            one, other = (in_order / (50.0 * count)).double(), tree.value()["w"].double()
+                whole.add(theta, weight=50.0)
+                halves[i % 2].add(theta, weight=50.0)
+            for half in halves:
+                both.add_sum(half.total(), half.weight)
+            one, other = (mean.value()["w"].double() for mean in (whole, both))
             off = [
                 float(gap.abs().max()) / largest
                 for gap in (one - other, one - exact, other - exact)

@@ -752,20 +752,6 @@ MESSAGES = [
         f"{VALIDATE}::test_invalid_messages_are_refused",
     ),
     Mutant(
-        "a worker adds up a reply that will be lost",
-        "comity/engines/reply_sums.py",
-        "if i in weights and not unfit and not result.ruined:",
-        "if not unfit and not result.ruined:",
-        "tests/engines/test_reply_sums.py::test_planned_absences",
-    ),
-    Mutant(
-        "replies that are no neighbours are added first on the batched engine",
-        "comity/engines/stacked/block_sums.py",
-        "and not indices[n] % 2 and",
-        "and",
-        "tests/core/test_reply_tree.py",
-    ),
-    Mutant(
         "a reply of another shape is averaged by broadcasting",
         "comity/core/aggregate.py",
         "if value.shape != other.shape or value.dtype != other.dtype:",

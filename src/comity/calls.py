@@ -97,6 +97,7 @@ class Settings(TypedDict, total=False):
     workers: int | None
     gpus: float | None
     cache: bool
+    partial_sums: bool
     secure_aggregation: bool
     secure_aggregation_range: float
     set: Mapping[str, Option] | None
@@ -156,6 +157,7 @@ def run(
     workers: int | None = None,
     gpus: float | None = None,
     cache: bool = True,
+    partial_sums: bool = False,
     secure_aggregation: bool = False,
     secure_aggregation_range: float = 128.0,
     set: Mapping[str, Option] | None = None,
@@ -240,6 +242,8 @@ def run(
         gpus: GPUs, or a fraction of one, per Ray worker (untested)
         cache: compute the representations of a frozen encoder once, if there is no augmentation;
             results differ by rounding
+        partial_sums: let each worker (process or ray) sum its parties' replies where the method
+            only averages them: less traffic; results differ by rounding
         secure_aggregation: with --federation: the server learns the mean of the replies and no
             single reply (experimental)
         secure_aggregation_range: largest absolute value that secure aggregation can encode; larger

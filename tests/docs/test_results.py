@@ -41,6 +41,7 @@ def test_overview_matches_all_data() -> None:
 def test_every_page_has_data() -> None:
     others = {
         "README",
+        "advise",
         "audit",
         "clusters",
         "five-methods",

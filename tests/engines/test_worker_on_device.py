@@ -14,12 +14,14 @@ from fake_device import FakeDeviceTensor, fake_device, small_federation
 from matrix import STEEP, tables
 
 import comity
+from comity.core.runner import SUMMED
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import Actor
 from comity.engines.site import Site
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine, always_open
 from comity.runs.build import SimulatedRun
+from comity.runs.run_warnings import warning_texts
 from comity.wire.bundles import pack, unpack
 from comity.wire.sealing import KEY, RUN
 
@@ -88,20 +90,14 @@ def test_methods_whose_server_is_on_the_cpu(
     assert all(on_device)
 
 
-def test_sums_of_replies_leave_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_sums_leave_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial sums of one worker equal the loop engine's means to the bit."""
     cpu_run = run_small("scaffold", tmp_path / "here")
-    added: list[bool] = []
-    original = OneActor.add_replies
-
-    def add_replies(engine: OneActor, *arguments: Any) -> Any:
-        results = original(engine, *arguments)
-        added.append(results is not None)
-        return results
-
-    monkeypatch.setattr(OneActor, "add_replies", add_replies)
     monkeypatch.setattr(SimulatedRun, "engine", on_one_actor)
     with fake_device(monkeypatch):
         monkeypatch.setattr(SimulatedRun, "device", torch.device("cpu"))
-        device_run = run_small("scaffold", tmp_path / "there")
+        device_run = run_small(
+            "scaffold", tmp_path / "there", engine="process", workers=1, partial_sums=True
+        )
     assert tables(device_run.folder) == tables(cpu_run.folder)
-    assert added == [True, True]
+    assert SUMMED in warning_texts(device_run.summary, "during")

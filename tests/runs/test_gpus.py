@@ -79,7 +79,7 @@ def test_the_server_stays_on_the_cpu_and_workers_get_their_share() -> None:
 
 
 def test_gpus_is_no_difference_between_runs() -> None:
-    where = {"gpus", "engine", "workers", "device", "cache"}
+    where = {"gpus", "engine", "workers", "device", "cache", "partial_sums"}
     assert where == config.WHERE
 
 

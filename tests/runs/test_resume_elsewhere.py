@@ -55,6 +55,7 @@ def test_goes_on_elsewhere(tmp_path: Path) -> None:
         ({"engine": "stacked", "workers": 1}, None, 2, "started with engine=stacked"),
         ({"engine": "loop"}, "stacked", None, "choose one of loop, process, ray"),
         ({"engine": "loop"}, None, 2, "one party after another"),
+        ({"engine": "process", "workers": 2, "partial_sums": True}, None, 1, "partial sums"),
     ],
 )
 def test_other_bits_are_refused(

@@ -39,6 +39,7 @@ LOCAL_SETTINGS = {
     "workers",
     "device",
     "gpus",
+    "partial_sums",
 }
 """Settings that a run at sites does not take, since each site has its own data and machine."""
 

@@ -38,7 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Evaluation": ("metric", "calibrate", "eval_every", "eval_share", "newcomers", "join_epochs"),
     "Absent parties": ("absent", "min_replies", "on_nonfinite"),
     "Privacy": ("budget", "secure_aggregation", "secure_aggregation_range"),
-    "Where it runs": ("device", "engine", "workers", "gpus", "cache"),
+    "Where it runs": ("device", "engine", "workers", "gpus", "cache", "partial_sums"),
 }
 """The settings of an experiment by section of the help page."""
 SECTIONS = {name: title for title, names in GROUPS.items() for name in names}

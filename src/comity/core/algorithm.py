@@ -116,8 +116,8 @@ def on_party(method: Method) -> Method:
 def only_averages(round: Method) -> Method:
     """Mark a `round` that does nothing with replies but average them, by `server.mean`.
 
-    Sites may then hide them in a sum (secure aggregation). A round that overrides a marked one
-    needs its own mark.
+    Workers may then add up the replies of their parties (partial sums). A round that overrides a
+    marked one needs its own mark.
     """
     round.__only_averages__ = True  # type: ignore[attr-defined]
     return round

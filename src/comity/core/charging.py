@@ -31,8 +31,6 @@ class Charging:
         self.account = account
         """Of what is given away; none where nobody asks for it."""
         self._report_replies = report_replies
-        self._weighed_reply: Any = None
-        self._reply_bytes = 0
 
     def charge_messages(self, function: str, messages: Mapping[int, Any], kind: str) -> None:
         """Write down what goes to parties; most often all get one and the same, which is weighed
@@ -46,10 +44,7 @@ class Charging:
 
     def charge_reply(self, function: str, i: int, reply: Any, kind: str) -> None:
         """Write down what came from a party."""
-        # Replies that were added up elsewhere are one object without content.
-        if reply is not self._weighed_reply:
-            self._weighed_reply, self._reply_bytes = reply, payload(reply)
-        self._charge(function, self.info.name(i), SERVER, kind, self._reply_bytes)
+        self._charge(function, self.info.name(i), SERVER, kind, payload(reply))
         self._report_replies(1)
 
     def charge_introduction(self, ids: Iterable[int]) -> None:

@@ -26,14 +26,7 @@ from comity.core.charging import Charging
 from comity.core.participation import CallParticipation, NoReplies, Participation, Rules
 from comity.core.party import Info, Party, WatchedInfo
 from comity.core.release import Spending
-from comity.core.runner import (
-    MeanOfReplies,
-    PartialSums,
-    PartyRunner,
-    RunsParties,
-    SumsReplies,
-    in_order,
-)
+from comity.core.runner import PartialSums, PartyRunner, RunsParties, SumsReplies, in_order
 from comity.core.wrapper import chain
 from comity.errors import ComityError
 from comity.training.descent import fold, train
@@ -124,7 +117,7 @@ class Server(Charging):
         self._participation = participation
         self._runner = runner
         self._summer = summer
-        """The engine, if its sites add up their replies by secure aggregation."""
+        """The engine, if its workers or sites add up replies that are only averaged."""
         self._occurrences: Counter[tuple[int, str]] = Counter()
         self._open_loop = ""
         """The party function over whose replies a loop is running; empty if there is none."""
@@ -241,49 +234,24 @@ class Server(Charging):
         do nothing else with replies.
 
         Replies are records of parameters. `weights` are by party number; without them all replies
-        have the same weight. Replies are added in a fixed binary tree over the messages in party
-        order, so that workers can add up those of their parties, with the same bits. With secure
-        aggregation, the sites add them up without telling the server single replies.
+        have the same weight. Replies are averaged in party order. With partial sums, each worker
+        adds up the replies of its parties, and the sums are averaged. With secure aggregation, the
+        sites do so without telling the server single replies.
         """
+        mean = AveragedReplies[R](self.averaging)
         weight_of = {i: 1.0 if weights is None else weights[i] for i in messages}
         if self._summer:
-            return self._secure_mean(self._summer, function, messages, weight_of)
-        if type(self.averaging()) is not Averaging:
-            return self._replaced_mean(function, messages, weight_of)
-        mean = MeanOfReplies[R](self._runner, weight_of, self.participation_log.will_lose_reply)
-        for i, reply in self._accepted_replies(function, messages, {}, mean.run):
-            mean.add(i, reply)
-            del reply  # the next party trains in its memory, which is still in the cache
-        return mean.value()
-
-    def _replaced_mean(
-        self,
-        function: PartyFunctionOf[L, R],
-        messages: Mapping[int, L],
-        weight_of: Mapping[int, float],
-    ) -> Mean[R]:
-        """The mean by which a wrapper replaces the weighted mean."""
-        mean = AveragedReplies[R](self.averaging)
-        for i, reply in self._accepted_replies(function, messages, {}, self._runner.run):
-            mean.add(i, reply, weight_of[i])
-        return mean.value()
-
-    def _secure_mean(
-        self,
-        summer: SumsReplies,
-        function: PartyFunctionOf[L, R],
-        messages: Mapping[int, L],
-        weight_of: Mapping[int, float],
-    ) -> Mean[R]:
-        """The mean of sums that sites add up by secure aggregation."""
-        mean = AveragedReplies[R](self.averaging)
-        sums = PartialSums(summer, weight_of, self.participation_log.will_lose_reply)
-        try:
-            replies = self._accepted_replies(function, messages, {}, sums.run)
-            sums.add_to(mean, [i for i, _ in replies])
-        finally:
-            self._charge_overhead(function.__name__, summer)
-        self.warn(summer.sum_warning)
+            sums = PartialSums(self._summer, weight_of, self.participation_log.will_lose_reply)
+            try:
+                replies = self._accepted_replies(function, messages, {}, sums.run)
+                sums.add_to(mean, [i for i, _ in replies])
+            finally:
+                self._charge_overhead(function.__name__, self._summer)
+            self.warn(self._summer.sum_warning)
+        else:
+            for i, reply in self._accepted_replies(function, messages, {}, self._runner.run):
+                mean.add(i, reply, weight_of[i])
+                del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
 
     def _charge_overhead(self, function: str, summer: SumsReplies) -> None:

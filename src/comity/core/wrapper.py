@@ -212,8 +212,7 @@ def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
 
 
 def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
-    """Raise UsageError if a method needs replies one by one, so that sites cannot hide them in a
-    sum.
+    """Raise UsageError if a method needs replies one by one, so that workers cannot add them up.
 
     A method whose parties send nothing passes.
     """
@@ -222,11 +221,12 @@ def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
     if averaging:
         wrapper = type(averaging[0]).__name__.lower()
         raise UsageError(
-            f"{name} needs each reply by itself: {wrapper} takes the place of the mean."
+            f"{name} cannot have partial sums: {wrapper} takes the place of the mean, and needs"
+            " each reply by itself."
         )
     if owners[-1].traits.leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
         raise UsageError(
-            f"{name} needs each reply by itself: its rounds do more with replies than average them."
+            f"{name} cannot have partial sums: its rounds do more with replies than average them."
         )
 
 

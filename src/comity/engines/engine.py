@@ -12,7 +12,6 @@ from typing import Protocol
 
 from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.base.record import Sealed
-from comity.core.aggregate import SumsByPosition
 from comity.engines.saved import Saved
 from comity.engines.site import Site
 from comity.metrics.evaluation import Evaluation
@@ -95,10 +94,6 @@ class Sites(Protocol):
 
 class Scheduler(Protocol):
     """In which order, and how many at a time, the parties of one process are run."""
-
-    def reply_sums(self, count: int) -> SumsByPosition:
-        """New sums of the replies to that number of messages."""
-        ...
 
     def run(
         self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes

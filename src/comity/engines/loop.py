@@ -8,11 +8,8 @@ from typing import TypeVar
 
 from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
 from comity.base.record import Sealed
-from comity.core.aggregate import ReplyTree, SumNode, SumsByPosition
-from comity.core.runner import Observer
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
 from comity.engines.evaluation import evaluate_one_by_one
-from comity.engines.reply_sums import add_up
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
 from comity.metrics.evaluation import Evaluation
@@ -22,10 +19,6 @@ T = TypeVar("T")
 
 class Sequential:
     """Runs each party's function from beginning to end before the next party's."""
-
-    def reply_sums(self, count: int) -> SumsByPosition:
-        """A tree."""
-        return ReplyTree(count)
 
     def run(
         self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes
@@ -53,19 +46,6 @@ class LoopEngine(Engine):
             self._release,
             self._scheduler.run(self.sites, call, messages, inboxes(sealed_messages)),
         )
-
-    def add_replies(
-        self,
-        call: CallId,
-        messages: Mapping[int, Message],
-        weights: Mapping[int, float],
-        observe: Observer | None = None,
-    ) -> Iterator[tuple[int, PartyResult] | SumNode]:
-        """Run a party function and add up the replies; see `core.runner.AddsReplies`."""
-        sums = self._scheduler.reply_sums(len(messages))
-        positions = {i: position for position, i in enumerate(messages)}
-        yield from add_up(self.run(call, messages, {}), positions, weights, sums, observe)
-        yield from sums.nodes()
 
     def evaluate(
         self, messages: Mapping[int, Message], request: EvaluationRequest

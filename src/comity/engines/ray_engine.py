@@ -2,9 +2,9 @@
 of a cluster.
 
 Data for several actors go into Ray's object store once, and from there to each machine once.
-Replies, or sums of them, arrive as they are ready; they are added in one tree over party order, so
-that results equal those of every other engine. A lost actor that had no states is replaced and gets
-the remaining requests. If states were lost, the whole run returns to its last checkpoint.
+Replies arrive as they are ready; the server reduces them in party order, so that results equal
+those of every other engine. A lost actor that had no states is replaced and gets the remaining
+requests. If states were lost, the whole run returns to its last checkpoint.
 """
 
 from __future__ import annotations

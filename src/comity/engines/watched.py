@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from comity.base.call import CallId, Message, PartyResult
-from comity.core.aggregate import SumsByPosition
 from comity.engines.engine import Inboxes, Scheduler, Sites
 from comity.engines.purity import LineFinder, UnkeyedDraw, drawn_from, generator_states
 from comity.metrics.evaluation import Evaluation
@@ -23,10 +22,6 @@ class Watched:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-
-    def reply_sums(self, count: int) -> SumsByPosition:
-        """Those of the other scheduler."""
-        return self._scheduler.reply_sums(count)
 
     def run(
         self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes

@@ -17,16 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
-from comity.base.record import Sealed, payload
-from comity.core.aggregate import SumNode
-from comity.core.runner import Observer
+from comity.base.finite import not_finite
+from comity.base.record import Sealed, meta_like, payload
+from comity.core.aggregate import AveragedReplies, PartialSum
+from comity.core.runner import SUMMED, Overhead
 from comity.engines.engine import Engine, Scheduler, inboxes
-from comity.engines.reply_sums import (
-    add_up,
-    are_many,
-    assign_ranges,
-    is_worth_adding,
-)
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
 from comity.errors import ComityError
@@ -37,8 +32,7 @@ WorkerRequest = dict[str, Any]
 """A request to a worker: `do`, and its arguments; `messages` are by party."""
 WorkerReply = dict[str, Any]
 """A worker's reply: `answers` by party and their `bytes`, the parties that are `keeping` a state,
-`results` without content and the `sums` of replies, or the `saved` states. The `last` reply to a
-request says so.
+and the `sum` of replies, or the `saved` states. The `last` reply to a request says so.
 """
 
 # Results are sent in batches: few messages for many small results, progress updates for slow ones,
@@ -139,7 +133,7 @@ class WorkersEngine(Engine):
     ) -> Iterator[tuple[int, PartyResult]]:
         boxes = inboxes(sealed_messages)
         requests: dict[int, WorkerRequest] = {}
-        for w, ids in self._assign(messages, in_ranges=self._starts_in_ranges(call, messages)):
+        for w, ids in self._assign(messages):
             inboxes_here = {i: boxes[i] for i in ids if i in boxes}
             requests[w] = {
                 "do": "run",
@@ -150,58 +144,38 @@ class WorkersEngine(Engine):
         for i, result in self._results(requests):
             yield i, PartyResult(*result)
 
-    def _starts_in_ranges(self, call: CallId, messages: Mapping[int, Message]) -> bool:
-        """Whether parties that are called before round 1 are divided into ranges: those that keep a
-        state from then on stay at their workers, which can add up their replies in all rounds.
+    def sum_replies(
+        self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
+    ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]:
+        """Run a party function, and have each worker sum its parties' replies; see
+        `core.runner.SumsReplies`.
 
-        Results are used in party order, so those of later ranges wait in memory: only small ones
-        may.
+        The assignment depends only on the messages and on where parties are, and a worker sums in
+        party order, so the sums are reproducible. A worker replies once, after all its parties: a
+        lost sum is requested again as a whole.
         """
-        if call.round:
-            return False
-        return sum(payload(message.content) for message in messages.values()) <= WINDOW_BYTES
-
-    def add_replies(
-        self,
-        call: CallId,
-        messages: Mapping[int, Message],
-        weights: Mapping[int, float],
-        observe: Observer | None = None,
-    ) -> Iterator[tuple[int, PartyResult] | SumNode] | None:
-        """Run a party function, and have each worker add up its parties' replies; see
-        `core.runner.AddsReplies`.
-
-        Sums come at the end, so that a lost worker's request is sent again as a whole.
-        """
-        assert observe is None, "messages are recorded in one process"
-        assigned = self._assign(messages, in_ranges=True)
-        positions = {i: position for position, i in enumerate(messages)}
-        by_worker = [[positions[i] for i in ids] for _, ids in assigned]
-        if not is_worth_adding(by_worker, len(messages)):
-            return None
         requests: dict[int, WorkerRequest] = {}
-        for w, ids in assigned:
+        for w, ids in self._assign(messages):
+            weights_here = {i: weights[i] for i in ids if i in weights}
             requests[w] = {
-                "do": "add replies",
+                "do": "sum replies",
                 "call": tuple(call),
                 "messages": {i: messages[i] for i in ids},
-                "weights": {i: weights[i] for i in ids if i in weights},
-                "positions": {i: positions[i] for i in ids},
-                "count": len(messages),
+                "weights": weights_here,
             }
-        return self._results_and_sums(requests)
-
-    def _results_and_sums(
-        self, requests: Mapping[int, WorkerRequest]
-    ) -> Iterator[tuple[int, PartyResult] | SumNode]:
-        arrived: set[int] = set()
         for w, reply in self._exchange(requests):
             self._worker_of |= dict.fromkeys(reply["keeping"], w)
-            for i, result in _unpack_results(reply["results"]):
-                if i not in arrived:  # a request that was sent again has all results again
-                    arrived.add(i)
-                    yield i, result
-            yield from reply["sums"]
+            yield (
+                {i: PartyResult(*result) for i, result in reply["answers"].items()},
+                reply["sum"],
+            )
+
+    @property
+    def sum_warning(self) -> str:
+        return SUMMED
+
+    def take_overhead(self) -> list[Overhead]:
+        return []  # the sums themselves are charged as the replies in them
 
     def evaluate(
         self, messages: Mapping[int, Message], request: EvaluationRequest
@@ -278,16 +252,9 @@ class WorkersEngine(Engine):
         for _ in self._exchange(requests):
             pass
 
-    def _assign(
-        self, ids: Iterable[int], *, in_ranges: bool = False
-    ) -> list[tuple[int, list[int]]]:
-        """The workers that have any of these parties, and which: parties that follow each other, if
-        they are many and that is asked for.
-        """
-        loads = {i: self._loads[i] for i in ids}
-        ranges = in_ranges and are_many(len(loads), self._workers)
-        assign = assign_ranges if ranges else assign_parties
-        assigned = assign(loads, self._workers, self._worker_of)
+    def _assign(self, ids: Iterable[int]) -> list[tuple[int, list[int]]]:
+        """The workers that have any of these parties, and which."""
+        assigned = assign_parties({i: self._loads[i] for i in ids}, self._workers, self._worker_of)
         return [(w, worker_ids) for w, worker_ids in enumerate(assigned) if worker_ids]
 
     def _results(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, Any]]:
@@ -322,8 +289,11 @@ class Worker:
                 yield from self._batches(
                     request, ((i, self._lock.close(tuple(result))) for i, result in results)
                 )
-            case "add replies":
-                yield from self._add_replies(request)
+            case "sum replies":
+                yield self._sum_results(
+                    self._scheduler.run(sites, CallId(*request["call"]), _messages(request), {}),
+                    request["weights"],
+                )
             case "evaluate":
                 yield from self._batches(
                     request, self._scheduler.evaluate(sites, _messages(request), request["final"])
@@ -352,26 +322,23 @@ class Worker:
         except FileNotFoundError as why:
             raise ComityError(NOT_SHARED.format(request["folder"])) from why
 
-    def _add_replies(self, request: WorkerRequest) -> Iterator[WorkerReply]:
-        """All results with replies without content, in batches, and at last the sums."""
-        sums = self._scheduler.reply_sums(request["count"])
-        results = add_up(
-            self._scheduler.run(self._sites, CallId(*request["call"]), _messages(request), {}),
-            request["positions"],
-            request["weights"],
-            sums,
-        )
-        ready: dict[int, PartyResult] = {}
+    def _sum_results(
+        self, results: Iterator[tuple[int, PartyResult]], weights: Mapping[int, float]
+    ) -> WorkerReply:
+        """All results with meta tensors as replies, and the sum of the replies that count: those
+        with a weight and finite values.
+        """
+        total = AveragedReplies[Any]()
+        without_content: dict[int, Any] = {}
         keeping: list[int] = []
-        flushed = time.monotonic()
         for i, result in results:
-            ready[i] = result
+            unfit = not_finite(result.reply)
+            if i in weights and not unfit and not result.ruined:
+                total.add(i, result.reply, weights[i])
+            without_content[i] = tuple(result._replace(reply=meta_like(result.reply), unfit=unfit))
             keeping += self._sites.release([i])
-            if time.monotonic() - flushed > FLUSH_SECONDS:
-                yield _sums_reply(ready, keeping)
-                ready, keeping = {}, []
-                flushed = time.monotonic()
-        yield _sums_reply(ready, keeping) | {"sums": sums.nodes(), "last": True}
+            del result  # its memory is free for the next party
+        return {"answers": without_content, "keeping": keeping, "sum": total.total(), "last": True}
 
     def _batches(
         self, request: WorkerRequest, results: Iterator[tuple[int, Any]]
@@ -405,31 +372,3 @@ def _messages(request: WorkerRequest) -> dict[int, Message]:
         i: Message(content, after and CallId(*after), first)
         for i, (content, after, first) in request["messages"].items()
     }
-
-
-def _sums_reply(results: Mapping[int, PartyResult], keeping: list[int]) -> WorkerReply:
-    return {"results": _pack_results(results), "keeping": keeping, "sums": [], "last": False}
-
-
-def _pack_results(results: Mapping[int, PartyResult]) -> list[list[Any]]:
-    """Results without content in groups: one for all parties whose results are alike but for the
-    number of steps.
-    """
-    groups: list[list[Any]] = []
-    group_of: dict[tuple[Any, ...], list[Any]] = {}
-    for i, result in results.items():
-        alike = (id(result.reply), *result[2:])
-        if alike not in group_of:
-            group_of[alike] = [tuple(result), [], []]
-            groups.append(group_of[alike])
-        _, parties, steps = group_of[alike]
-        parties.append(i)
-        steps.append(result.steps)
-    return groups
-
-
-def _unpack_results(groups: Iterable[Sequence[Any]]) -> Iterator[tuple[int, PartyResult]]:
-    for first, parties, steps in groups:
-        result = PartyResult(*first)
-        for i, count in zip(parties, steps, strict=True):
-            yield i, result._replace(steps=count)

@@ -140,6 +140,7 @@ def _predict(experiment: Experiment, federation: Federation) -> dict[str, Answer
         calibrate="none",
         budget=None,
         metric="accuracy",
+        partial_sums=False,
         eval_every=experiment.eval_every if experiment.patience else experiment.rounds,
         **({"engine": "auto", "workers": None, "gpus": None} if experiment.engine == "ray" else {}),
     )

@@ -14,6 +14,7 @@ from comity import models
 from comity.base.key import Key
 from comity.base.samples import PartyData, Samples, combine
 from comity.core.party import Party
+from comity.core.wrapper import check_can_be_summed
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.dataset import AUTO
@@ -35,7 +36,7 @@ from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.metrics.metrics import LEAST, LEAST_OF_CLASS, METRICS, TWO, check_fits
 from comity.models.named_files import named_files
 from comity.models.pretrained import Pretrained
-from comity.names import OWN_MODELS
+from comity.names import OWN_MODELS, display_name
 from comity.plugins import digest
 from comity.runs import config
 from comity.runs.config import WHERE, Experiment, is_calibrated
@@ -175,7 +176,9 @@ class SimulatedRun(ServerRun):
             weight_files.append(self.experiment.weights)
         code = {file: digest(file) or "" for file in (*code_of(self.experiment), *weight_files)}
         # A worker runs its parties in a loop. The server handles absences.
-        settings = self.experiment.but(engine="loop", workers=None, gpus=None, absent=None)
+        settings = self.experiment.but(
+            engine="loop", workers=None, gpus=None, partial_sums=False, absent=None
+        )
         text = config.write(settings)
         return Recipe(f"{__name__}.build_sites", text, self.federation.split.to_json(), code)
 
@@ -272,6 +275,8 @@ def prepare(
         experiment, context, algorithm, info, absences, federation=federation, parties=parties
     )
     job.check_metric()
+    if experiment.partial_sums:
+        check_can_be_summed(algorithm, display_name(experiment.algorithm))
     _check_custom_metric(job)
     settings, algorithm = job.privacy.with_noise()
     job = replace(job, experiment=settings, algorithm=algorithm)

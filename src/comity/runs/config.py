@@ -357,6 +357,14 @@ class Experiment(BaseModel):
             " results differ by rounding"
         ),
     )
+    partial_sums: bool = Field(
+        False,
+        strict=True,
+        description=(
+            "let each worker (process or ray) sum its parties' replies where the method only"
+            " averages them: less traffic; results differ by rounding"
+        ),
+    )
     secure_aggregation: bool = Field(
         False,
         strict=True,
@@ -411,12 +419,10 @@ class Experiment(BaseModel):
 
 MOST_SEED = 2**63
 MOST_DOTS = 1000  # per key: the memory that tomllib needs is quadratic in their number
-WHERE = {"engine", "workers", "device", "gpus", "cache"}
+WHERE = {"engine", "workers", "device", "gpus", "cache", "partial_sums"}
 """The settings that say where a run is computed. They do not change its results, except for
 rounding.
 """
-WITHOUT_EFFECT = {"partial_sums"}
-"""Settings in run folders of earlier versions. All engines now add up replies in the same way."""
 
 
 def is_calibrated(experiment: Experiment) -> bool:
@@ -426,7 +432,6 @@ def is_calibrated(experiment: Experiment) -> bool:
 
 def experiment(settings: Mapping[str, Any]) -> Experiment:
     """A validated experiment. Raises UsageError with one sentence that says what is wrong."""
-    settings = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
     for name, value in settings.items():
         if name not in Experiment.model_fields:
             raise unknown("setting called", str(name), Experiment.model_fields)
@@ -471,6 +476,8 @@ def _check_workers(experiment: Experiment) -> None:
     """Refuse settings of workers without workers, settings that the engine does not support, and
     fractions of GPUs that Ray does not support.
     """
+    if experiment.partial_sums and experiment.engine not in ("process", "ray"):
+        raise UsageError("partial_sums are sums at workers, and need --engine process or ray.")
     if experiment.precision != "float32" and experiment.engine == "stacked":
         raise UsageError(
             f"precision={experiment.precision} is not supported on engine stacked, which trains"

@@ -19,8 +19,7 @@ import torch
 
 from comity.base.call import CallId, Edge, Message, PartyResult
 from comity.base.record import Cipher, Sealed, sealed_in, tree_map, unseal
-from comity.core.aggregate import SumNode
-from comity.core.runner import AddsReplies, Observer, PartyRunner
+from comity.core.runner import PartyRunner
 from comity.errors import CorruptedFile, UsageError
 from comity.runs.config import Experiment
 from comity.wire.codec import decode, encode, flatten
@@ -74,36 +73,16 @@ class MessageRecorder:
         """Run a party function. Messages are recorded before any party starts, and a reply before
         the server gets it.
         """
-        self._record_messages(call, messages)
-        for (src, dst), sealed in sorted(sealed_messages.items()):
-            self._record("sealed", call, src, [dst], unseal(sealed))
-        for i, result in self._runner.run(call, messages, sealed_messages):
-            self._record("reply", call, i, [-1], _without_contents(result.reply))
-            yield i, result
-
-    def add_replies(
-        self,
-        call: CallId,
-        messages: Mapping[int, Message],
-        weights: Mapping[int, float],
-        observe: Observer | None = None,
-    ) -> Iterator[tuple[int, PartyResult] | SumNode] | None:
-        """As `run`, for replies that the engine adds up. It shows each reply before that."""
-        if not isinstance(self._runner, AddsReplies):
-            return None
-        self._record_messages(call, messages)
-
-        def record_reply(i: int, reply: Any) -> None:
-            self._record("reply", call, i, [-1], _without_contents(reply))
-
-        return self._runner.add_replies(call, messages, weights, record_reply)
-
-    def _record_messages(self, call: CallId, messages: Mapping[int, Message]) -> None:
         recipients: dict[Any, tuple[Any, list[int]]] = {}
         for i, message in messages.items():
             recipients.setdefault(_identity(message.content), (message.content, []))[1].append(i)
         for content, to in recipients.values():
             self._record("message", call, -1, to, content)
+        for (src, dst), sealed in sorted(sealed_messages.items()):
+            self._record("sealed", call, src, [dst], unseal(sealed))
+        for i, result in self._runner.run(call, messages, sealed_messages):
+            self._record("reply", call, i, [-1], _without_contents(result.reply))
+            yield i, result
 
     def _record(self, kind: Kind, call: CallId, src: int, to: list[int], content: Any) -> None:
         entry = {"kind": kind, "call": list(call), "src": src, "to": to, "content": content}

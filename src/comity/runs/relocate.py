@@ -57,6 +57,11 @@ def _check_equal_bits(folder: Path, before: Experiment, engine: str) -> None:
             f"{folder} was started with engine={before.engine}, and {engine} does not give the same"
             f" bits: choose one of {names}."
         )
+    if before.partial_sums:
+        raise UsageError(
+            f"{folder} has partial sums, which depend on the workers:"
+            f" '{shell_line('comity', 'resume', folder)}' continues it as it was."
+        )
 
 
 def _elsewhere(before: Experiment, engine: str, workers: int | None) -> Experiment:

@@ -201,8 +201,10 @@ class ServerRun:
     ) -> Server:
         """The server of the run, which calls parties through `runner`."""
         summer = None
-        if self.experiment.secure_aggregation:
-            assert isinstance(runner, SumsReplies), "only sites have secure aggregation"
+        if self.experiment.partial_sums or self.experiment.secure_aggregation:
+            assert isinstance(runner, SumsReplies), (
+                "settings allow sums of replies only where there are workers or sites"
+            )
             summer = runner
         return Server(
             self.algorithm,

@@ -80,6 +80,7 @@ def _try_rounds(job: SimulatedRun) -> tuple[int, list[int]]:
         "engine": "stacked" if stacked else "loop",
         "workers": 1 if stacked else None,
         "gpus": None,
+        "partial_sums": False,
     }
     job = replace(job, experiment=job.experiment.but(**where), absences=PlannedAbsences())
     algorithm = job.algorithm

@@ -165,6 +165,7 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
         "engine": "stacked" if stacked else "loop",
         "workers": 1 if stacked else None,
         "gpus": None,
+        "partial_sums": False,
         "secure_aggregation": False,
     }
     local = job.experiment.but(**where)

@@ -14,9 +14,9 @@ import pytest
 from small import SMALL
 
 import comity
-from comity.base.call import CallId
 from comity.base.record import Cipher, sealed_in, unseal
-from comity.engines import ray_cluster, reply_sums
+from comity.core.runner import SUMMED
+from comity.engines import ray_cluster
 from comity.engines.ray_cluster import Cluster, keep_actors
 from comity.engines.ray_engine import RayEngine
 from comity.errors import ComityError
@@ -187,56 +187,46 @@ def test_run_restarts_when_states_are_lost_before_a_checkpoint(
     assert tables(result) == on_loop("scaffold", (("rounds", 3),))
 
 
-@pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Few parties are divided into ranges, as many are, so that workers add up their replies.
-    Returns the calls in which they did.
-    """
-    monkeypatch.setattr(reply_sums, "PARTIES_PER_RANGE", 1)
-    calls: list[str] = []
-    original = RayEngine.add_replies
+SUMS = {"partial_sums": True, "rounds": 4}
 
-    def add_replies(engine: RayEngine, call: CallId, *arguments: Any) -> Any:
-        results = original(engine, call, *arguments)
-        calls.extend([call.function] if results is not None else [])
-        return results
 
-    monkeypatch.setattr(RayEngine, "add_replies", add_replies)
-    return calls
+def with_sums(text: str, out: Path, **settings: Any) -> dict[str, bytes]:
+    """Tables of the same run on two processes, which assign parties to workers in the same way."""
+    return tables(
+        comity.run(text, out=out, engine="process", workers=2, **(SMALL | SUMS | settings))
+    )
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedavg+dbe"])
-def test_sums_at_workers_equal_loop(text: str, tmp_path: Path, added: list[str]) -> None:
-    more: dict[str, Any] = {
-        "rounds": 4,
-        "absent": "random(offline=0.2,lost=0.2)",
-        "participation": 0.75,
-    }
-    result = on_ray(text, tmp_path / "ray", **more)
-    assert "local" in added
-    assert tables(result) == on_loop(text, tuple(more.items()))
+def test_partial_sums_are_those_of_processes(text: str, tmp_path: Path) -> None:
+    """Equal to the bit; tests/engines/test_partial_sums.py bounds the difference from loop."""
+    more: dict[str, Any] = {"absent": "random(offline=0.2,lost=0.2)", "participation": 0.75}
+    result = on_ray(text, tmp_path / "ray", **SUMS | more)
+    assert SUMMED in warning_texts(result.summary, "during")
+    assert tables(result) == with_sums(text, tmp_path / "process", **more)
+    assert (
+        tables(result)["ledger.csv"] == on_loop(text, (("rounds", 4), *more.items()))["ledger.csv"]
+    )
 
 
 @pytest.mark.usefixtures("record_second_worker")
-def test_lost_worker_without_states_repeats_its_sum(tmp_path: Path, added: list[str]) -> None:
+def test_lost_worker_without_states_repeats_its_sum(tmp_path: Path) -> None:
     killer = KillWorker(after=1)
     with pytest.warns(UserWarning, match="had no states and is replaced"):
-        result = on_ray("fedavg", tmp_path / "ray", progress=killer, rounds=4)
-    assert added
-    assert tables(result) == on_loop("fedavg", (("rounds", 4),))
+        result = on_ray("fedavg", tmp_path / "ray", progress=killer, **SUMS)
+    assert tables(result) == with_sums("fedavg", tmp_path / "process")
     assert killer.first_rounds == [0], "the run went back to a checkpoint"
 
 
 @pytest.mark.usefixtures("record_second_worker")
 def test_sums_are_the_same_when_states_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     killer = KillWorker(after=2)
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
-        result = on_ray("scaffold", tmp_path / "ray", progress=killer, rounds=4)
-    assert added
-    assert tables(result) == on_loop("scaffold", (("rounds", 4),))
+        result = on_ray("scaffold", tmp_path / "ray", progress=killer, **SUMS)
+    assert tables(result) == with_sums("scaffold", tmp_path / "process")
     assert killer.first_rounds == [0, 2]
 
 

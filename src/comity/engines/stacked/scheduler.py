@@ -12,13 +12,11 @@ from torch import Tensor
 from comity.base.call import CallId, Message, PartyResult
 from comity.base.finite import FiniteRows
 from comity.base.record import tree_map
-from comity.core.aggregate import SumsByPosition
 from comity.engines.engine import Inboxes, Sites
 from comity.engines.evaluation import evaluate_one_by_one
 from comity.engines.running_call import RunningCall
 from comity.engines.site import Site
 from comity.engines.stacked.batched_training import train_batched
-from comity.engines.stacked.block_sums import BlockSums
 from comity.engines.versions import PartyState
 from comity.metrics.evaluation import Evaluation, evaluate_batched
 from comity.training.requests import FitRequest, Fitted
@@ -37,10 +35,6 @@ def gains_by_stacking(network: Network) -> bool:
 
 class Batched:
     """Computes many parties' trainings as one where possible."""
-
-    def reply_sums(self, count: int) -> SumsByPosition:
-        """A tree to which the rows of stacked weights are added at once."""
-        return BlockSums(count)
 
     def run(
         self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes
