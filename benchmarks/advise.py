@@ -276,8 +276,8 @@ def verdict_table(federations: Sequence[Federation]) -> list[str]:
     """Return the table of verdicts and claims."""
     n = len(federations)
     kinds = Counter(f["kind"] for f in federations)
-    made = [(f, better, worse) for f in federations for better, worse in f["claims"]]
-    behind = [truth(f, worse) - truth(f, better) for f, better, worse in made]
+    claim_rows = [(f, better, worse) for f in federations for better, worse in f["claims"]]
+    behind = [truth(f, worse) - truth(f, better) for f, better, worse in claim_rows]
     over_alone = [
         truth(f, f["advised"]) - truth(f, SOLO)
         for f in federations
@@ -287,12 +287,12 @@ def verdict_table(federations: Sequence[Federation]) -> list[str]:
     missed = sum(
         max(truth(f, m) for m in f["methods"]) - truth(f, SOLO) >= CLEARLY_BETTER for f in alone
     )
-    held = sum(
+    covered = sum(
         f["gain"][1] <= truth(f, f["finalist"]) - truth(f, SOLO) <= f["gain"][2]
         for f in federations
     )
-    wrong_here = {f["name"] for (f, _, _), d in zip(made, behind, strict=True) if d > WRONG}
-    claiming = {f["name"] for f, _, _ in made}
+    wrong_here = {f["name"] for (f, _, _), d in zip(claim_rows, behind, strict=True) if d > WRONG}
+    claiming = {f["name"] for f, _, _ in claim_rows}
     of_parties = [p for f in federations for p in f["parties"]]
     widths = [50 * (f["gain"][2] - f["gain"][1]) for f in federations]
     rows = [
@@ -312,9 +312,9 @@ def verdict_table(federations: Sequence[Federation]) -> list[str]:
         (
             "wrong: a method clearly better than another or than training alone, and worse by more"
             " than a point on fresh samples",
-            share(sum(d > WRONG for d in behind), len(made)),
+            share(sum(d > WRONG for d in behind), len(claim_rows)),
         ),
-        ("the same, worse at all", share(sum(d > 0 for d in behind), len(made))),
+        ("the same, worse at all", share(sum(d > 0 for d in behind), len(claim_rows))),
         (
             "federations with such a claim that is wrong by a point",
             share(len(wrong_here), len(claiming)),
@@ -324,7 +324,7 @@ def verdict_table(federations: Sequence[Federation]) -> list[str]:
             "wrong: a party clearly helped or hurt, and the opposite on fresh samples",
             share(sum(gain * fresh < 0 for _, gain, fresh in of_parties), len(of_parties)),
         ),
-        ("the tested method's gain on fresh samples is not in its interval", share(n - held, n)),
+        ("the tested method's gain on fresh samples is not in its interval", share(n - covered, n)),
     ]
     lines = ["| what | count, share and 95% bound |", "| --- | --- |"]
     lines += [f"| {what} | {text} |" for what, text in rows]
@@ -375,10 +375,10 @@ def kind_table(federations: Sequence[Federation]) -> list[str]:
         if not some:
             continue
         name = f"{low} to {high}" if high < 10**9 else f"{low} and more"
-        told = sum(f["kind"] != "cannot tell" for f in some)
+        decided = sum(f["kind"] != "cannot tell" for f in some)
         width = statistics.median(50 * (f["gain"][2] - f["gain"][1]) for f in some)
         mean = statistics.fmean(regret(f, f["advised"]) for f in some)
-        lines.append(f"| {name} | {len(some)} | {mean:.2f} | {told} | {width:.1f} |")
+        lines.append(f"| {name} | {len(some)} | {mean:.2f} | {decided} | {width:.1f} |")
     return lines
 
 

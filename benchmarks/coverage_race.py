@@ -87,7 +87,7 @@ def simulated_outcomes(
 def try_races(samples: int, noise: float, trials: int, repeats: int = 1) -> str:
     """Return a row of the table: how often the interval of the chosen method holds."""
     rng = np.random.default_rng(0)
-    held = clear = wrong = some_party = 0
+    covered = clear = wrong = some_party = 0
     widths = []
     for trial, null in itertools.product(range(trials), (False, True)):
         del trial
@@ -108,13 +108,13 @@ def try_races(samples: int, noise: float, trials: int, repeats: int = 1) -> str:
         gain = race.gain(chosen)
         assert gain is not None
         true = truths[chosen] - truths[SOLO]
-        held += gain.low <= true <= gain.high
+        covered += gain.low <= true <= gain.high
         clear += gain.helped or gain.hurt
         wrong += (gain.helped and true <= 0) or (gain.hurt and true >= 0)
         widths.append(gain.high - gain.low)
     spread = SLOPE * math.sqrt(2) * noise * math.sqrt(1 + 4 / PARTIES)
     return (
-        f"| {samples} | {100 * spread:.1f} | {repeats} | {held / trials:.1%} |"
+        f"| {samples} | {100 * spread:.1f} | {repeats} | {covered / trials:.1%} |"
         f" {clear / trials:.0%} | {wrong / max(1, clear):.1%} |"
         f" {100 * statistics.fmean(widths):.1f} | {some_party / trials:.1%} |"
     )

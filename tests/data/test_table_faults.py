@@ -464,12 +464,12 @@ def medians_in(path: Path) -> dict[str, list[float]]:
 
 def test_a_description_has_rounded_medians_that_are_shown(tmp_path: Path) -> None:
     source = write(tmp_path / "in")
-    shown = succeed(
+    description = succeed(
         "data", "schema", source / "alba.csv", "--label", "readmitted", "--out", tmp_path / "a.json"
     )
     assert medians_in(tmp_path / "a.json") == {"age": [64, 64], "glucose": [128, 128]}
-    assert re.search(r"glucose +number .* 128", shown.out)
-    assert "to leave them out, say --no-medians" in words(shown)
+    assert re.search(r"glucose +number .* 128", description.out)
+    assert "to leave them out, say --no-medians" in words(description)
     without = succeed(
         "data", "schema", source / "alba.csv", "--label", "readmitted", "--no-medians", "--out",
         tmp_path / "b.json",

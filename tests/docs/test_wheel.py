@@ -45,9 +45,11 @@ def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
     # The dependencies are those of this environment; `make package` tries an empty one.
     script = tmp_path / "sources" / "scripts" / "try_wheel.py"
     output = run(sys.executable, script, wheel, "--borrow", cwd=tmp_path)
-    shown = re.findall(r"^```text\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    printed = re.findall(
+        r"^```text\n(.*?)^```$", README.read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
     number = re.compile(r"-?\d+(?:\.\d+)?")
-    assert number.sub("#", shown[0]) in number.sub("#", output)
+    assert number.sub("#", printed[0]) in number.sub("#", output)
     assert output.count("\nAnswer: ") == 3
     assert output.endswith("The wheel works.\n")
 
